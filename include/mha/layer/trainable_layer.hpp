@@ -145,8 +145,7 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
   /// Then      what a call without a tape is given. What it borrows, x and the memory stay as they are until the
   ///           backward pass has run; the result and a LogSumExp are no part of them. The memory has x's batch
   /// Errors    as without, and ShapeError if only packed weights are left and the backend does not unpack them; the
-  /// tape
-  ///           is as it was then, or, if memory ran out or a policy threw, has nothing recorded
+  ///           tape is as it was then, or, if memory ran out or a policy threw, has nothing recorded
   // First is apart from Extra, because clang 14 takes (X&&, Extra&&...) for the refusal of MultiHeadAttention.
   template <class X, class First, class... Extra>
   requires(SequenceOf<std::remove_cvref_t<X>, T>&& detail::has_call_tape<First, Extra...> &&
