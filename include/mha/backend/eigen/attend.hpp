@@ -221,8 +221,9 @@ template <class Call> class Tile {
       if (call_.log_sum_exp.data != nullptr)
         call_.row_log_sum_exp(b_, h, i) = empty ? hidden : static_cast<A>(m + log(sum));
       if (call_.states.level != nullptr) {
-        call_.states.level[call_.row_state(b_, h, i)] = m;
-        call_.states.sum[call_.row_state(b_, h, i)] = sum;
+        const std::ptrdiff_t state = call_.row_state(b_, h, i);
+        call_.states.level[state] = m;
+        call_.states.sum[state] = sum;
       }
     }
   }
