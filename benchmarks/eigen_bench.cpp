@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The backend EigenCpu on one thread: attention and a layer beside Cpu, and attention beside the materialised Eigen
-// baseline. It runs with the instruction set that it is compiled for: eigen_native_bench is the same by -march=native.
+// The backend EigenCpu on one thread: attention, forward and backward, and a layer beside Cpu, and attention beside the
+// materialised Eigen baseline. It runs with the instruction set that it is compiled for: eigen_native_bench is the same
+// by -march=native.
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstddef>
 #include <cstdio>
@@ -95,6 +97,33 @@ template <class... Mask> void call(benchmark::State& state, int length, int dim,
   compare(state, row, eigens, ours, baseline);
 }
 
+template <class... Mask> void backward(benchmark::State& state, int length, int dim, const Mask&... mask) {
+  constexpr int heads = 2;
+  using Tensor = mha::Tensor<float, 4>;
+  Tensor q(1, length, heads, dim), k = q, v = q, d_out = q;
+  fill(q, 7), fill(k, 8), fill(v, 9), fill(d_out, 10);
+  const std::string shape = "D " + std::to_string(dim) + ", L " + std::to_string(length);
+  const double forward =
+      mha::cost({.d_model = heads * dim, .num_heads = heads}, 1, length, length, mask...).attention_flop();
+  Row& row = row_of(sizeof...(Mask) != 0 ? "backward, causal" : "backward, full", shape, 2.5 * forward);
+  const auto on = [&]<class B>(const B&, auto& tape, Tensor& out, std::array<Tensor, 3>& to,
+                               mha::Workspace& workspace) {
+    mha::attention_into<B>(out, q, k, v, mask..., mha::record(tape), workspace);
+    return [&] { mha::attention_backward_into({to[0], to[1], to[2]}, d_out, q, k, v, out, tape, mask..., workspace); };
+  };
+  mha::AttentionTape<float, Eigens> eigen_tape;
+  mha::AttentionTape<float, Ours> our_tape;
+  Tensor eigen_out = q, our_out = q;
+  std::array<Tensor, 3> by_eigens{q, q, q}, by_ours{q, q, q};
+  mha::Workspace workspace, of_ours;
+  const auto eigens = on(Eigens{}, eigen_tape, eigen_out, by_eigens, workspace);
+  const auto ours = on(Ours{}, our_tape, our_out, by_ours, of_ours);
+  eigens(), ours();
+  for (std::size_t i = 0; i < 3; ++i)
+    if (!agree(by_eigens[i], by_ours[i])) return state.SkipWithError("the results differ");
+  compare(state, row, eigens, ours, {});
+}
+
 void layer(benchmark::State& state, int d_model, int length) {
   const mha::Config config{.d_model = d_model, .num_heads = d_model / 64};
   mha::MultiHeadAttention<float, Eigens, mha::Causal> eigen_layer(config);
@@ -139,6 +168,9 @@ int main(int argc, char** argv) {
       const std::string shape = "attention/D:" + std::to_string(dim) + "/L:" + std::to_string(length);
       bench::add(shape + "/full", rounds, [=](auto& state) { call(state, length, dim); });
       bench::add(shape + "/causal", rounds, [=](auto& state) { call(state, length, dim, mha::Causal{}); });
+      const std::string back = "backward/D:" + std::to_string(dim) + "/L:" + std::to_string(length);
+      bench::add(back + "/full", rounds, [=](auto& state) { backward(state, length, dim); });
+      bench::add(back + "/causal", rounds, [=](auto& state) { backward(state, length, dim, mha::Causal{}); });
     }
   for (const auto& [d_model, length] : {std::pair{512, 128}, {512, 2048}})
     bench::add("layer/E:" + std::to_string(d_model) + "/L:" + std::to_string(length) + "/causal", rounds,

@@ -2,11 +2,13 @@
 // 30: attention as Eigen expressions
 //
 // You learn   the backend EigenCpu: a layer as on any other backend, at the speed of your own flags (-march=native);
-//             long double; where its formulas stand: include/mha/backend/eigen/attend.hpp
+//             long double; its backward pass; where its formulas stand: include/mha/backend/eigen/attend.hpp and
+//             backward.hpp
 // The maths   for each block of keys: S = Q Kᵀ/√D, m′ = max(m, S), P = exp(S − m′), l ← l·exp(m − m′) + ΣP,
-//             O ← O·exp(m − m′) + P V; at the end O/l. No matrix of L × L numbers
+//             O ← O·exp(m − m′) + P V; at the end O/l. No matrix of L × L numbers. Backward: P = exp(S − m)/l again,
+//             dV = Pᵀ dO, dS = P ∘ (dO Vᵀ − rowsum(dO ∘ O)), dQ = dS K/√D, dK = dSᵀ Q/√D
 // Symbols     L = 300 tokens, E = 32 numbers each, H = 4 heads of D = 8; X, Y (L, E)
-// Output      three lines that end in "yes"
+// Output      four lines that end in "yes"
 // Next        31_porting.cpp
 #include <cmath>
 #include <cstdio>
@@ -54,6 +56,17 @@ int main() {
   mha::attention_into<mha::EigenCpu>(mha::view(o.data(), L, 1, D), head(q), head(k), head(v));
   const auto precision = 100 * std::numeric_limits<long double>::epsilon();  // on x86-64 a twentieth of double's
   check("long double is computed in its own precision", (o - materialised(q, k, v)).norm() < precision * o.norm());
+
+  // Training too: what the layer's weights and input have as gradients of ½‖Y‖² is the same on both.
+  const auto gradients = [&](const auto& layer) {
+    auto tape = layer.tape();
+    auto of_weights = layer.gradients();
+    const Rows<float> d_y = layer(x, tape);
+    layer.backward(d_y, tape, of_weights);
+    return Eigen::VectorXf(Eigen::VectorXf::Map(of_weights.flat().data(), Eigen::Index(of_weights.flat().size())));
+  };
+  const Eigen::VectorXf g = gradients(eigen);
+  check("its gradients are those of Cpu", (g - gradients(cpu)).norm() < 1e-5f * g.norm());
 
   // Threads change no bit, as on Cpu.
   mha::MultiHeadAttention<float, mha::EigenCpuWith<mha::Serial>, mha::Causal> alone({.d_model = E, .num_heads = H});

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-/// Front door: attention, layers, caches and dense blocks on EigenCpu, without the kernels of other backends, for any
-/// processor and without extensions of g++ and clang++. It leaves out mha::Cpu, so a call names its backend:
-/// mha::attention<mha::EigenCpu>(q, k, v).
+/// Front door: attention, layers, caches and dense blocks on EigenCpu, forward and backward, without the kernels of
+/// other backends, for any processor and without extensions of g++ and clang++. It leaves out mha::Cpu, so a call names
+/// its backend: mha::attention<mha::EigenCpu>(q, k, v).
 // clang-format off
 #include "macros_begin.hpp"
 // clang-format on
 
 #include "attention.hpp"
+#include "attention_backward.hpp"
 #include "backend/eigen/eigen_cpu.hpp"
 #include "backend/reference/reference.hpp"
 #include "block/arguments.hpp"
@@ -33,6 +34,7 @@
 #include "layer/kv_cache.hpp"
 #include "layer/multi_head_attention.hpp"
 #include "policy/all.hpp"
+#include "tape.hpp"
 #include "version.hpp"
 
 // clang-format off

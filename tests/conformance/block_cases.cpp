@@ -87,7 +87,7 @@ struct Row {
   bool known(int f) const { return row[static_cast<std::size_t>(f)] >= 0; }
 };
 
-bool trains(Machine m) { return m != Machine::far && m != Machine::eigen; }
+bool trains(Machine m) { return m != Machine::far; }
 bool packs(Machine m) { return m != Machine::reference && m != Machine::eigen; }
 bool narrows(Storage t) { return t == Storage::float32 || t == Storage::float64; }
 bool computes(Machine m, Storage t) { return m != Machine::systolic || t != Storage::float64; }

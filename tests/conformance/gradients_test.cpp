@@ -17,6 +17,7 @@
 #include <gtest/gtest.h>
 
 #include <mha/attention_backward.hpp>
+#include <mha/backend/eigen/eigen_cpu.hpp>
 #include <mha/core/dual.hpp>
 #include <mha/policy/score/alibi_slopes.hpp>
 #include <mha/policy/score/relative_bias.hpp>
@@ -128,6 +129,7 @@ struct Inputs {
 };
 
 using Cpu = mha::CpuWith<mha::Serial>;
+using EigenCpu = mha::EigenCpuWith<mha::Serial>;
 
 void run(const Case& which, support::Random& random) {
   const Inputs in(which, random);
@@ -151,6 +153,7 @@ void run(const Case& which, support::Random& random) {
         expect_near_reference<Cpu, mha::bfloat16>("Cpu, bfloat16", c, times * support::gradient_bound<mha::bfloat16>,
                                                   extra...);
         expect_near_reference<Cpu, mha::half>("Cpu, half", c, times * support::gradient_bound<mha::half>, extra...);
+        expect_near_reference<EigenCpu, float>("EigenCpu, float", c, times * support::gradient_bound<float>, extra...);
         expect_near_reference<mha::Systolic<>, mha::bfloat16>("Systolic, bfloat16", c,
                                                               times * support::gradient_bound<mha::bfloat16>, extra...);
       });
@@ -406,6 +409,7 @@ template <class Kind> void run_trained(const Case& which, support::Random& rando
     };
     near("Cpu, double", Cpu{}, double{});
     near("Cpu, float", Cpu{}, float{});
+    near("EigenCpu, float", EigenCpu{}, float{});
     near("Systolic, bfloat16", mha::Systolic<>{}, mha::bfloat16{});
   });
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A user of EigenCpu alone: a layer, a block of a transformer whose steps go through a cache, and attention that
-// allocates nothing from its second call on, by Eigen neither.
+// A user of EigenCpu alone: a layer, a block of a transformer whose steps go through a cache, and attention and its
+// gradients that allocate nothing from their second call on, by Eigen neither.
 #define EIGEN_RUNTIME_NO_MALLOC
 #include <algorithm>
 #include <cmath>
@@ -56,12 +56,21 @@ int main() {
   bool same = true;
   for (const int dim : {16, 64, 128, 256}) {
     const Matrix q = Matrix::Random(300, dim), k = Matrix::Random(400, dim), v = Matrix::Random(400, dim);
-    Matrix first(300, dim), second(300, dim);
+    const Matrix d_out = Matrix::Random(300, dim);
+    struct Results {
+      Matrix out, d_q, d_k, d_v;
+      bool operator==(const Results&) const = default;
+    } first{q, q, k, v}, second = first;
     mha::Workspace workspace;
-    mha::attention_into(first, q, k, v, mha::Causal{}, backend, workspace);
+    mha::AttentionTape<float, mha::EigenCpuWith<mha::Serial>> tape;
+    const auto compute = [&](Results& to) {
+      mha::attention_into(to.out, q, k, v, mha::Causal{}, backend, workspace, mha::record(tape));
+      mha::attention_backward_into({to.d_q, to.d_k, to.d_v}, d_out, q, k, v, to.out, tape, mha::Causal{}, workspace);
+    };
+    compute(first);
     const int allocations = workspace.allocations();
     Eigen::internal::set_is_malloc_allowed(false);
-    mha::attention_into(second, q, k, v, mha::Causal{}, backend, workspace);
+    compute(second);
     Eigen::internal::set_is_malloc_allowed(true);
     same = same && first == second && workspace.allocations() == allocations;
   }

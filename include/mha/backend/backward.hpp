@@ -161,6 +161,7 @@ template <class A> struct ScoreGradientsTo {
 /// Source    Dao et al. 2022 (FlashAttention), appendix B.2
 template <class T, class Source, class M, class S, class Wanted = NoScoreGradients> struct AttendBackwardCall {
   using Scalar = T;
+  using WantedGradients = Wanted;
 
   AttendCall<T, Source, M, S> forward;  ///< without its out, log_sum_exp and states
   TensorView<const T, 4> out, d_out;

@@ -7,8 +7,8 @@
 
 #include "../../cache/kv_source.hpp"
 #include "../backward.hpp"
+#include "../backward_plan.hpp"
 #include "../simd/backward_kernels.hpp"
-#include "../simd/backward_plan.hpp"
 #include "../simd/gradient_rows.hpp"
 #include "../simd/pair_gradients.hpp"
 #include "../simd/tile_lanes.hpp"
@@ -297,7 +297,7 @@ template <class T> class HeadBackward : public simd::BackwardHead<T, BackwardTil
   const HeadMemory<A>& at_;
 };
 
-/// The kernels of a call and the sizes of its parts, as simd::BackwardHeads wants them.
+/// The kernels of a call and the sizes of its parts, as BackwardHeads wants them.
 template <class T> class BackwardMachine {
   using A = Accumulator<T>;
 
@@ -312,12 +312,17 @@ template <class T> class BackwardMachine {
         kernels_(simd::backward_kernels<A>(level, call.call.forward.shape.queries)),
         tiling_(kernels_.tile, call.call.forward.head_dim, call.call.forward.value_dim) {}
 
-  const AnyBackwardCall<T>& call() const { return call_; }
+  const auto& call() const { return call_.call; }
+  int score_tables() const { return call_.score_gradient.tables(); }
   const BackwardTiling& tiling() const { return tiling_; }
   Memory memory(Workspace::Frame& frame) const {
     const simd::AnyCall<T>& f = call_.call.forward;
     return Memory(frame, tiling_, f.shape.queries, f.shape.keys, f.head_dim, f.value_dim, call_.log_sum_exp_apart(),
                   call_.score_gradient.padded_slots());
+  }
+  Scratch scratch(Workspace::Frame& frame) const {
+    const auto& score = call_.score_gradient;
+    return Scratch(frame, tiling_.lanes, call_.log_sum_exp_apart(), score.evaluates(), score.tables());
   }
   HeadBackward<T> head(const Memory& memory, Index b, Index h) const {
     return {call_, level_, kernels_, tiling_, memory, b, h};
@@ -333,7 +338,7 @@ template <class T> class BackwardMachine {
 /// The backward pass in accumulator precision.
 template <class T, class Threads>
 void attend_backward(const AnyBackwardCall<T>& call, IsaLevel level, Workspace& workspace, const Threads& threads) {
-  simd::attend_backward(BackwardMachine<T>(call, level), workspace, threads);
+  run_heads(BackwardMachine<T>(call, level), workspace, threads);
 }
 
 }  // namespace mha::inline MHA_NAMESPACE::detail::cpu

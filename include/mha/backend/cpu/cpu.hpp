@@ -136,7 +136,7 @@ template <class Threads> class CpuWith {
   }
 
   /// Asked before anything of a backward pass is computed.
-  void require_backward(const char* call, const CallShape& shape) const { detail::simd::require_heads(call, shape); }
+  void require_backward(const char* call, const CallShape& shape) const { detail::require_heads(call, shape); }
   /// Gradients; the same bits for any number of threads.
   template <class T, class Source, class M, class S, class Wanted>
   void attend_backward(const AttendBackwardCall<T, Source, M, S, Wanted>& call, Workspace& workspace) const {

@@ -4,18 +4,16 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <Eigen/Core>
 #include <limits>
 #include <type_traits>
 
 #include "../../core/check.hpp"
-#include "../../core/dual.hpp"
-#include "../../core/philox.hpp"
+#include "../../core/math.hpp"
 #include "../../core/view.hpp"
 #include "../backend.hpp"
 #include "../executor.hpp"
+#include "pairs.hpp"
 #include "product.hpp"
-#include "weight.hpp"
 
 namespace mha::inline MHA_NAMESPACE::detail::eigen {
 
@@ -60,7 +58,7 @@ struct Tiling {
 
 /// Work memory of one thread.
 template <class A> struct Scratch {
-  A *query, *logits, *out, *max, *sum, *key, *value;
+  A *query, *logits, *out, *max, *sum, *key, *value, *factors;
 
   template <class Frame> Scratch(Frame& frame, const Tiling& t, Index head_dim, Index value_dim) {
     const auto take = [&](Index rows, Index width) {
@@ -74,6 +72,7 @@ template <class A> struct Scratch {
     sum = take(rows, 1);
     key = take(t.keys, head_dim);
     value = take(t.keys, value_dim);
+    factors = take(t.keys, 1);
   }
 };
 
@@ -86,9 +85,7 @@ template <class Call> class Tile {
   using T = typename Call::Scalar;
   using A = Accumulator<T>;
   using Stored = typename std::remove_cvref_t<decltype(Call::kv)>::Scalar;
-  using Array = Eigen::Map<Eigen::Array<A, Eigen::Dynamic, 1>>;
   static constexpr A hidden = minus_infinity<A>();
-  static constexpr bool scored = !std::is_same_v<std::remove_cvref_t<decltype(Call::score)>, NoScore>;
 
  public:
   /// Tile t, the heaviest first: late queries of a causal mask see the most keys. Of a short sequence it may be empty.
@@ -130,17 +127,14 @@ template <class Call> class Tile {
   Index head_of(Index r) const { return head_ + r / count_; }
   Index query_of(Index r) const { return first_ + r % count_; }
   Map<A> out() const { return {scratch_.out, call_.value_dim, rows_, Eigen::OuterStride<>(call_.value_dim)}; }
-  Array logits(Index r, Index keys) const { return {scratch_.logits + std::ptrdiff_t{r} * tiling_.keys, keys}; }
+  HeadRows<Call> rows_of(Index h) const { return {call_, b_, h, first_, count_}; }
+  Array<A> logits(Index r, Index keys) const { return {scratch_.logits + std::ptrdiff_t{r} * tiling_.keys, keys}; }
 
-  /// What the mask says of the block of keys that starts at k, for all queries of a head.
-  TileVisibility block_of(Index h, Index k, Index end) const {
-    const Index q = call_.position(b_, first_);
-    return mha::tile(call_.mask, b_, h, q, q + count_, k, std::min(k + tiling_.asked, end));
-  }
-  /// Whether a row may see a key of that block.
+  /// Whether a row may see a key of the block that starts at k.
   bool visible(Index k) const {
+    const Index end = std::min(k + tiling_.asked, call_.keys(b_));
     for (Index h = head_; h < head_ + heads_; ++h)
-      if (block_of(h, k, call_.keys(b_)) != TileVisibility::none) return true;
+      if (rows_of(h).seen(k, end) != TileVisibility::none) return true;
     return false;
   }
 
@@ -154,7 +148,8 @@ template <class Call> class Tile {
     std::fill_n(scratch_.logits, std::ptrdiff_t{rows_} * tiling_.keys, A(0));
     add_product<A>(call_.scale, {key.data, n, call_.head_dim, key.outer()},
                    {scratch_.query, call_.head_dim, rows_, Eigen::OuterStride<>(call_.head_dim)}, s);
-    score_and_mask(begin, begin + n);
+    for (Index h = head_; h < head_ + heads_; ++h)
+      rows_of(h).score_and_mask(logits((h - head_) * count_, n).data(), tiling_.keys, begin, begin + n, tiling_.asked);
     Rows<A> value = read_rows<A>(TensorView<const Stored, 2>{run.value, {n, call_.value_dim}, {run.value_stride, 1}},
                                  scratch_.value);
     const ConstMap<A> v(value.data, call_.value_dim, n, value.outer());  // Vᵀ
@@ -189,26 +184,6 @@ template <class Call> class Tile {
     return {scratch_.value, width};
   }
 
-  /// s = score(s) where the mask shows the pair, else −∞.
-  void score_and_mask(Index begin, Index end) {
-    for (Index h = head_; h < head_ + heads_; ++h) {
-      const auto score = at_head(call_.score, b_, h);
-      for (Index block = begin; block < end; block += tiling_.asked) {
-        const TileVisibility seen = block_of(h, block, end);
-        if (seen == TileVisibility::full && !scored) continue;
-        for (Index i = 0; i < count_; ++i) {
-          const Index q = call_.position(b_, first_ + i);
-          A* const s = logits((h - head_) * count_ + i, end - begin).data();
-          for (Index k = block; k < std::min(block + tiling_.asked, end); ++k) {
-            const bool shown =
-                seen == TileVisibility::full || (seen == TileVisibility::partial && call_.mask(b_, h, q, k));
-            s[k - begin] = shown ? static_cast<A>(score(s[k - begin], b_, h, q, k)) : hidden;
-          }
-        }
-      }
-    }
-  }
-
   /// What row r has summed is rescaled to the maximum m of its logits so far; NaN is left to its weights.
   void raise_maximum(Index r, Index n) {
     using mha::exp;
@@ -220,34 +195,17 @@ template <class Call> class Tile {
     scratch_.max[r] = m;
   }
 
-  /// Row r's logits of n keys from `begin` on become its weights e^(s − m): NaN where s is NaN or ∞.
+  /// Row r's logits of n keys from `begin` on become its weights, and those that are dropped 0.
   void weigh(Index r, Index begin, Index n) {
-    Array s = logits(r, n);
-    const A m = scratch_.max[r];
-    if (m == hidden)
-      s = s.isNaN().select(s, A(0));
-    else if constexpr (std::is_same_v<A, float>)
-      s = s.unaryExpr(Weight{m});
-    else  // Eigen's exponential of −∞ may be a subnormal number: no weight below the normal ones is kept
-      s = ((s - m).exp() - std::numeric_limits<A>::min())
-              .binaryExpr(Array::PlainObject::Zero(n), Eigen::internal::scalar_max_op<A, A, Eigen::PropagateNaN>());
+    Array<A> s = logits(r, n);
+    eigen::weigh(s, scratch_.max[r]);
     scratch_.sum[r] += s.sum();
-    if (call_.dropout.exist()) drop(r, begin, n);
+    if (!call_.dropout.exist()) return;
+    rows_of(head_of(r)).dropout_factors(r % count_, begin, n, scratch_.factors);
+    s *= Array<A>(scratch_.factors, n);
   }
 
-  /// Row r's weights of n keys from `begin` on, those that are dropped made 0 and the others multiplied.
-  void drop(Index r, Index begin, Index n) {
-    const std::uint32_t row = dropout_row(call_.shape, b_, head_of(r));
-    const Index q = call_.position(b_, query_of(r));
-    A* const s = logits(r, n).data();
-    for (Index k = begin; k < begin + n;) {
-      const PhiloxWords words = call_.dropout.words(row, q, k / 4);
-      for (const Index end = std::min(k / 4 * 4 + 4, begin + n); k < end; ++k)
-        s[k - begin] *= static_cast<A>(words.word[k % 4] >= call_.dropout.threshold ? call_.dropout.scale : 0);
-    }
-  }
-
-  /// o / (l + e^(sink − m)), and m + log l.
+  /// o / (l + e^(sink − m)), m + log l, and m and l themselves.
   void finish() {
     using mha::exp;
     using mha::log;
@@ -262,6 +220,11 @@ template <class Call> class Tile {
         to[d * call_.out.stride[3]] = static_cast<T>(empty ? A(0) : o[d] / denominator);
       if (call_.log_sum_exp.data != nullptr)
         call_.row_log_sum_exp(b_, h, i) = empty ? hidden : static_cast<A>(m + log(sum));
+      if (call_.states.level != nullptr) {
+        const std::ptrdiff_t state = call_.row_state(b_, h, i);
+        call_.states.level[state] = m;
+        call_.states.sum[state] = sum;
+      }
     }
   }
 

@@ -8,9 +8,11 @@
 #include "../../core/items.hpp"
 #include "../../interop/eigen.hpp"
 #include "../backend.hpp"
+#include "../backward.hpp"
 #include "../executor.hpp"
 #include "../weights.hpp"
 #include "attend.hpp"
+#include "backward.hpp"
 #include "product.hpp"
 
 namespace mha::inline MHA_NAMESPACE {
@@ -65,6 +67,16 @@ template <class Threads> class EigenCpuWith {
     if constexpr (check_scalar<T>())
       detail::run_softmax(call, to, [&](const auto& items) { detail::run_items(items, threads_); });
   }
+
+  /// Gradients of the call, from the states that attend() has left.
+  template <class T, class Source, class M, class S, class Wanted>
+  void attend_backward(const AttendBackwardCall<T, Source, M, S, Wanted>& call, Workspace& workspace) const {
+    if constexpr (check_scalar<T>()) {
+      detail::one_alignment_of_eigen<T>();
+      detail::eigen::attend_backward(call, workspace, threads_);
+    }
+  }
+  void require_backward(const char* call, const CallShape& shape) const { detail::require_heads(call, shape); }
 
   template <class T> std::string explain(const AttendPlan& plan) const {
     using A = Accumulator<T>;

@@ -54,6 +54,11 @@ template <class A> MHA_NO_INLINE void add_product(const ConstMap<A>& a, const Co
   [[maybe_unused]] const OneThread one_thread;
   c.noalias() += a * b;
 }
+template <class A>
+MHA_NO_INLINE void add_product_by_rows(const ConstMap<A>& a, const ConstMap<A, Eigen::RowMajor>& b, Map<A> c) {
+  [[maybe_unused]] const OneThread one_thread;
+  c.noalias() += a * b;
+}
 
 /// Rows of contiguous numbers, `stride` apart.
 template <class A> struct Rows {

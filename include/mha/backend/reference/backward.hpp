@@ -1,17 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <algorithm>
-#include <array>
 #include <cstddef>
-#include <iterator>
-#include <span>
 #include <vector>
 
 #include "../../cache/kv_source.hpp"
 #include "../../core/dual.hpp"
+#include "../../core/math.hpp"
 #include "../../policy/score.hpp"
 #include "../backward.hpp"
+#include "../pair_score_gradient.hpp"
 
 /// The backward pass exactly as AttendBackwardCall writes it, in any scalar.
 namespace mha::inline MHA_NAMESPACE::detail::reference {
@@ -28,43 +26,6 @@ A dot(const A& zero, Index n, const auto* a, std::ptrdiff_t a_stride, const auto
   return sum;
 }
 
-/// The gradients of the score's own numbers += those of one pair, as many variables at a time as a dual number has.
-template <class Wanted, class T, class Call>
-void add_score_gradients(const Call& call, Index b, Index h, Index q, Index k, const Accumulator<T>& logit,
-                         const Accumulator<T>& d_t) {
-  using A = Accumulator<T>;
-  using Head = decltype(at_head(call.forward.score, b, h));
-  constexpr int slots = Slots<Wanted, Head>::count(), tables = Tables<Wanted, Head>::count(),
-                own = Accumulating<Wanted, Head>::count(), most = 8;
-  if constexpr (slots + tables + own > 0) {
-    const Head score = at_head(call.forward.score, b, h);
-    LongSum<A>* const to = call.score.slots + (std::ptrdiff_t{b} * call.forward.shape.heads + h) * call.score.count;
-    std::array<A, std::size_t{own} + 1> inputs{}, by_result{};
-    for (int from = 0; from < slots + tables + own; from += most) {
-      using D = Dual<A, 1 + most>;
-      const D t = lifted<Wanted, D>(score, 1 - from, 1 + slots - from, 1 + slots + tables - from, inputs.data())(
-          D::variable(logit), b, h, q, k);
-      for (int i = from; i < std::min(from + most, slots + tables + own); ++i) {
-        const A by = slope_times(d_t, t.derivative[1 + i - from]);
-        if (i < slots)
-          to[i] += LongSum<A>(by);
-        else if (i < slots + tables)
-          call.score.tables[i - slots].add(call.score.tables[i - slots].at(b, h, q, k), by);
-        else
-          by_result[static_cast<std::size_t>(i - slots - tables)] = by;
-      }
-    }
-    LongSum<A>* next = to + slots;
-    std::size_t i = 0;
-    for_each_accumulating<Wanted>(score, [&](const auto& part) {
-      const std::span<LongSum<A>> sums(next, std::size(part.numbers()));
-      if (by_result[i] != A(0)) part.accumulate(sums, by_result[i], inputs[i], b, h, q, k);
-      next += sums.size();
-      ++i;
-    });
-  }
-}
-
 /// Row i of head h: dQ is stored, and what it adds to dK, dV and the sink is added.
 template <class T, class Source, class M, class S, class Wanted>
 void backward_row(const AttendBackwardCall<T, Source, M, S, Wanted>& call, Index b, Index h, Index i,
@@ -77,6 +38,7 @@ void backward_row(const AttendBackwardCall<T, Source, M, S, Wanted>& call, Index
   const T* const d_out = call.row(call.d_out, b, i, h);
   const std::ptrdiff_t q_step = f.q.stride[3], d_step = call.d_out.stride[3];
   const A level = call.level[f.row_state(b, h, i)], sum = call.sum[f.row_state(b, h, i)];
+  LongSum<A>* const slots = call.score.slots + (std::ptrdiff_t{b} * f.shape.heads + h) * call.score.count;
   std::vector<A> d_query(static_cast<std::size_t>(f.head_dim), A(0));
 
   if (!(level == minus_infinity<A>() && sum == A(0))) {
@@ -103,8 +65,9 @@ void backward_row(const AttendBackwardCall<T, Source, M, S, Wanted>& call, Index
       }
       A d_t = weight * (d_weight - slope);
       if (call.d_log_sum_exp.data != nullptr) d_t += of_log_sum_exp * (above / sum);
-      add_score_gradients<Wanted, T>(call, b, h, position, k, s, d_t);
-      const auto lifted_score = lifted<NoScoreGradients, Dual<A>>(at_head(f.score, b, h), 0, 0);
+      const auto score = at_head(f.score, b, h);
+      add_score_gradients<Wanted>(call.score, score, slots, b, h, position, k, s, d_t);
+      const auto lifted_score = lifted<NoScoreGradients, Dual<A>>(score, 0, 0);
       const A d_s = d_t * lifted_score(Dual<A>::variable(s), b, h, position, k).derivative[0] * f.scale;
       A* const d_key = sums.key.data() + std::ptrdiff_t{k} * f.head_dim;
       A* const d_value = sums.value.data() + std::ptrdiff_t{k} * f.value_dim;

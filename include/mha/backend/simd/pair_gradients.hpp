@@ -272,7 +272,7 @@ template <class T> class PairGradients {
 };
 
 /// What the backward pass of a query head of one sequence has on every machine: a base of the Head that
-/// simd::BackwardHeads asks for, its work cut by a tiling of the machine's.
+/// BackwardHeads asks for, its work cut by a tiling of the machine's.
 template <class T, class Tiling> class BackwardHead {
   using A = Accumulator<T>;
 

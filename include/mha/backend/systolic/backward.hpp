@@ -9,7 +9,7 @@
 #include "../../core/workspace.hpp"
 #include "../../policy/call_shape.hpp"
 #include "../backward.hpp"
-#include "../simd/backward_plan.hpp"
+#include "../backward_plan.hpp"
 #include "../simd/gradient_rows.hpp"
 #include "../simd/pair_gradients.hpp"
 #include "../simd/transpose.hpp"
@@ -22,7 +22,7 @@ namespace mha::inline MHA_NAMESPACE::detail::systolic {
 
 using simd::AnyBackwardCall;
 
-/// The backward pass of one query head of one sequence in steps, as simd::BackwardHeads wants them.
+/// The backward pass of one query head of one sequence in steps, as BackwardHeads wants them.
 ///
 /// Formula   S = K Qᵀ and dP = V dOᵀ on the array, P and dS from them as in simd::PairGradients, rounded to bfloat16;
 ///           dQᵀ += Kᵀ dS,  dV += P dO,  dK += dS Q on the array
@@ -159,7 +159,7 @@ template <class T> class HeadBackward : public BackwardPieces<simd::BackwardHead
   }
 };
 
-/// The kernels of a call and the sizes of its parts, as simd::BackwardHeads wants them.
+/// The kernels of a call and the sizes of its parts, as BackwardHeads wants them.
 template <class T> class BackwardMachine {
  public:
   using Scalar = T;
@@ -171,12 +171,17 @@ template <class T> class BackwardMachine {
         kernels_(kernels),
         tiling_(kernels.product.lanes, call.call.forward.head_dim, call.call.forward.value_dim) {}
 
-  const AnyBackwardCall<T>& call() const { return call_; }
+  const auto& call() const { return call_.call; }
+  int score_tables() const { return call_.score_gradient.tables(); }
   const BackwardTiling& tiling() const { return tiling_; }
   Memory memory(Workspace::Frame& frame) const {
     const CallShape& shape = call_.call.forward.shape;
     return Memory(frame, tiling_, shape.queries, shape.keys, call_.log_sum_exp_apart(),
                   call_.score_gradient.padded_slots());
+  }
+  Scratch scratch(Workspace::Frame& frame) const {
+    const auto& score = call_.score_gradient;
+    return Scratch(frame, tiling_.lanes, call_.log_sum_exp_apart(), score.evaluates(), score.tables());
   }
   HeadBackward<T> head(const Memory& memory, Index b, Index h) const {
     return {call_, kernels_, tiling_, memory, b, h};
@@ -203,7 +208,7 @@ template <class T> class BackwardMachine {
 template <class T, class Threads>
 void attend_backward(const AnyBackwardCall<T>& call, const BackwardKernels& kernels, Workspace& workspace,
                      const Threads& threads) {
-  simd::attend_backward(BackwardMachine<T>(call, kernels), workspace, threads);
+  run_heads(BackwardMachine<T>(call, kernels), workspace, threads);
 }
 
 }  // namespace mha::inline MHA_NAMESPACE::detail::systolic

@@ -133,7 +133,7 @@ template <class Array, class Precision, class Threads> class Systolic {
   }
 
   /// Asked before anything of a backward pass is computed.
-  void require_backward(const char* call, const CallShape& shape) const { detail::simd::require_heads(call, shape); }
+  void require_backward(const char* call, const CallShape& shape) const { detail::require_heads(call, shape); }
   /// Gradients; the same bits for any number of threads.
   template <class T, class Source, class M, class S, class Wanted>
   requires(std::is_same_v<Accumulator<T>, float>) void attend_backward(

@@ -8,36 +8,42 @@
 #include <type_traits>
 #include <utility>
 
-#include "../../core/check.hpp"
-#include "../../core/workspace.hpp"
-#include "../../policy/call_shape.hpp"
-#include "../backward.hpp"
-#include "../executor.hpp"
+#include "../core/check.hpp"
+#include "../core/scalar.hpp"
+#include "../core/workspace.hpp"
+#include "../policy/call_shape.hpp"
+#include "../policy/score_gradient.hpp"
+#include "backward.hpp"
+#include "executor.hpp"
 
 /// Who computes which part of a backward pass. Every sum has one order, whatever the threads: dQ by ascending keys, dK
 /// and dV of a query head by ascending queries, those of a group by ascending head, the sink's by batch and query,
 /// those of a table of the score by batch, head, and pieces, of which those of one wave share no element.
-namespace mha::inline MHA_NAMESPACE::detail::simd {
+namespace mha::inline MHA_NAMESPACE::detail {
+
+/// What a head adds to the gradient of the sink.
+template <class Machine> using SinkSum = LongSum<Accumulator<typename Machine::Scalar>>;
 
 /// A call's heads and the memory of those that are computed at once.
 ///
 /// A Machine computes one query head of one sequence in steps: its operands are prepared, pieces (n, m) of queries ×
 /// keys are computed, any of them after (n − 1, m) and (n, m − 1), and the sums are stored. It has call(), an
-/// AnyBackwardCall, tiling(), which cuts the work, the type Scratch of a worker's memory, memory(frame) of a head and
-/// head(memory, b, h), which has tiles(), query_pieces(), key_pieces(), prepare_queries(tile), prepare_keys(m),
-/// pieces(n, end, m, m_end, scratch), for those [n, end) × [m, m_end), store_queries(tile), add_keys(m, memory of
-/// another head), store_keys(m), sink() and store_slots().
+/// AttendBackwardCall, score_tables(), those of its score that have gradients, tiling(), which cuts the work,
+/// scratch(frame), a worker's memory, memory(frame) of a head and head(memory, b, h), which has tiles(),
+/// query_pieces(), key_pieces(), prepare_queries(tile), prepare_keys(m), pieces(n, end, m, m_end, scratch), for those
+/// [n, end) × [m, m_end), store_queries(tile), add_keys(m, memory of another head), store_keys(m), sink() and
+/// store_slots(). Their types are its Memory and Scratch.
 template <class Machine> class BackwardHeads {
   using T = typename Machine::Scalar;
   using A = Accumulator<T>;
   using Call = std::remove_cvref_t<decltype(std::declval<const Machine&>().call())>;
-  using Forward = std::remove_cvref_t<decltype(std::declval<const Call&>().call.forward)>;
+  using Forward = std::remove_cvref_t<decltype(std::declval<const Call&>().forward)>;
 
  public:
   explicit BackwardHeads(const Machine& machine)
       : machine_(machine),
         call_(machine.call()),
-        f_(call_.call.forward),
+        f_(call_.forward),
         group_(f_.kv_heads > 0 ? f_.shape.heads / f_.kv_heads : 0) {}
 
   Index group() const { return group_; }
@@ -51,8 +57,8 @@ template <class Machine> class BackwardHeads {
   Index at_once() const {
     const Index all = f_.shape.batch * f_.shape.heads;
     Index n = all;
-    for (int j = 0; j < call_.score_gradient.tables(); ++j) {
-      const TableGradient<A, double>& table = call_.call.score.tables[j];
+    for (int j = 0; j < machine_.score_tables(); ++j) {
+      const TableGradient<A, LongSum<A>>& table = call_.score.tables[j];
       if (table.elements != nullptr) continue;
       if (f_.shape.heads > 1 && table.stride[1] == 0)
         n = 1;
@@ -71,11 +77,7 @@ template <class Machine> class BackwardHeads {
   Index keys() const { return f_.shape.keys; }
 
   auto memory(Workspace::Frame& frame) const { return machine_.memory(frame); }
-  auto scratch(Workspace::Frame& frame) const {
-    const auto& score = call_.score_gradient;
-    return
-        typename Machine::Scratch(frame, tiling().lanes, call_.log_sum_exp_apart(), score.evaluates(), score.tables());
-  }
+  auto scratch(Workspace::Frame& frame) const { return machine_.scratch(frame); }
   /// Query head i of key/value head g, counted over all sequences.
   auto head(std::int64_t g, Index i, const typename Machine::Memory& memory) const {
     const Index b = static_cast<Index>(g / f_.kv_heads), h = static_cast<Index>(g % f_.kv_heads) * group_ + i;
@@ -92,7 +94,8 @@ template <class Machine> class BackwardHeads {
 /// All query heads of a key/value head, one after another, in one thread. `first` has memory for the sums too.
 template <class Machine>
 void whole_group(const BackwardHeads<Machine>& heads, std::int64_t g, const typename Machine::Memory& first,
-                 const typename Machine::Memory& other, const typename Machine::Scratch& scratch, double* sinks) {
+                 const typename Machine::Memory& other, const typename Machine::Scratch& scratch,
+                 SinkSum<Machine>* sinks) {
   const auto sums = heads.head(g, 0, first);
   for (Index i = 0; i < heads.group(); ++i) {
     const auto& memory = i == 0 ? first : other;
@@ -111,7 +114,7 @@ void whole_group(const BackwardHeads<Machine>& heads, std::int64_t g, const type
 /// Every key/value head a task, or those of all sequences.
 template <class Machine, class Threads>
 void backward_by_groups(const BackwardHeads<Machine>& heads, bool alone, Workspace::Frame& frame,
-                        const Threads& threads, double* sinks) {
+                        const Threads& threads, SinkSum<Machine>* sinks) {
   using Memory = typename Machine::Memory;
   using Scratch = typename Machine::Scratch;
   const Index slots = alone ? 1 : threads.workers();
@@ -134,7 +137,7 @@ void backward_by_groups(const BackwardHeads<Machine>& heads, bool alone, Workspa
 /// different keys.
 template <class Machine, class Threads>
 void backward_in_waves(const BackwardHeads<Machine>& heads, Workspace::Frame& frame, const Threads& threads,
-                       double* sinks) {
+                       SinkSum<Machine>* sinks) {
   using Memory = typename Machine::Memory;
   using Scratch = typename Machine::Scratch;
   // Groups follow one another where their heads must, in the same memory.
@@ -194,23 +197,23 @@ inline void require_heads(const char* call, const CallShape& shape) {
 
 /// The backward pass; pieces of a head are shared among the workers where there are fewer key/value heads than those.
 template <class Machine, class Threads>
-void attend_backward(const Machine& machine, Workspace& workspace, const Threads& threads) {
+void run_heads(const Machine& machine, Workspace& workspace, const Threads& threads) {
   const BackwardHeads<Machine> heads(machine);
   if (heads.key_heads() == 0) return;
-  require_heads("attention_backward", machine.call().call.forward.shape);
+  require_heads("attention_backward", machine.call().forward.shape);
   auto frame = workspace.frame();
   const std::size_t count = static_cast<std::size_t>(heads.key_heads()) * static_cast<std::size_t>(heads.group());
-  double* const sinks = frame.take<double>(count);
+  auto* const sinks = frame.take<SinkSum<Machine>>(count);
   const Index workers = threads.workers();
   const bool alone = workers == 1 || !heads.is_large();
   if (alone || heads.tasks() >= workers)
     backward_by_groups(heads, alone, frame, threads, sinks);
   else
     backward_in_waves(heads, frame, threads, sinks);
-  const auto& call = machine.call().call;
+  const auto& call = machine.call();
   if (call.sink == nullptr) return;
   const std::size_t per_sequence = static_cast<std::size_t>(call.forward.shape.heads);
   for (std::size_t i = 0; i < count; ++i) call.sink[i % per_sequence] += sinks[i];
 }
 
-}  // namespace mha::inline MHA_NAMESPACE::detail::simd
+}  // namespace mha::inline MHA_NAMESPACE::detail

@@ -5,19 +5,16 @@
 
 #include <gtest/gtest.h>
 
+#include <mha/backend/backward_plan.hpp>
 #include <mha/backend/pool.hpp>
-#include <mha/backend/simd/backward_plan.hpp>
-#include <mha/backend/simd/pair_gradients.hpp>
 #include <mha/call.hpp>
 
 namespace {
 
-namespace simd = mha::detail::simd;
 using mha::Index;
 
 struct Cut {
-  static constexpr Index lanes = 4;
-  static Index tiles(Index n) { return mha::detail::blocks_of(n, lanes); }
+  static Index tiles(Index n) { return mha::detail::blocks_of(n, 4); }
   static Index query_pieces(Index n) { return mha::detail::blocks_of(n, 8); }
   static Index key_pieces(Index n) { return mha::detail::blocks_of(n, 5); }
 };
@@ -34,15 +31,15 @@ struct Log {
   std::map<std::pair<Index, Index>, Head> heads;
 };
 
+using Call = mha::AttendBackwardCall<float, mha::ContiguousKv<float>, mha::Full, mha::NoScore>;
+
 /// A machine that computes nothing.
 struct Recorder {
   using Scalar = float;
   struct Memory {
     int* owner;
   };
-  struct Scratch {
-    Scratch(mha::Workspace::Frame&, Index lanes, bool, bool, int) { EXPECT_EQ(lanes, Cut::lanes); }
-  };
+  struct Scratch {};
   struct Head {
     Log* log;
     Index b, h, queries, keys;
@@ -81,15 +78,17 @@ struct Recorder {
     }
   };
 
-  const simd::AnyBackwardCall<float>& any;
+  const Call& of;
   Log& log;
   Cut cut = {};
 
-  const simd::AnyBackwardCall<float>& call() const { return any; }
+  const Call& call() const { return of; }
+  int score_tables() const { return 0; }
   const Cut& tiling() const { return cut; }
   Memory memory(mha::Workspace::Frame& frame) const { return {frame.take<int>(1)}; }
+  Scratch scratch(mha::Workspace::Frame&) const { return {}; }
   Head head(const Memory&, Index b, Index h) const {
-    return {&log, b, h, any.call.forward.shape.queries, any.call.forward.shape.keys};
+    return {&log, b, h, of.forward.shape.queries, of.forward.shape.keys};
   }
 };
 
@@ -98,7 +97,7 @@ TEST(BackwardPlan, EveryPieceRunsOnceAfterThoseThatItsSumsGoOnFrom) {
   for (const int threads : {1, 2, 3, 8})
     for (const Index kv_heads : {1, 2, 5}) {
       SCOPED_TRACE(testing::Message() << threads << " threads, " << kv_heads << " key heads");
-      mha::AttendBackwardCall<float, mha::ContiguousKv<float>, mha::Full, mha::NoScore> call{};
+      Call call{};
       call.forward.shape.batch = 2;
       call.forward.shape.heads = 2 * kv_heads;
       call.forward.shape.queries = 27;
@@ -107,10 +106,9 @@ TEST(BackwardPlan, EveryPieceRunsOnceAfterThoseThatItsSumsGoOnFrom) {
       call.forward.head_dim = call.forward.value_dim = 4096;  // large enough for threads
       std::vector<double> sink(static_cast<std::size_t>(2 * kv_heads), 0.5);
       call.sink = sink.data();
-      const simd::AnyBackwardCall<float> any(call, mha::IsaLevel::baseline);
       Log log;
       mha::Workspace workspace;
-      simd::attend_backward(Recorder{any, log}, workspace, mha::ThreadPool(threads));
+      mha::detail::run_heads(Recorder{call, log}, workspace, mha::ThreadPool(threads));
 
       ASSERT_EQ(log.heads.size(), 4u * static_cast<std::size_t>(kv_heads));
       for (const auto& [which, l] : log.heads) {
