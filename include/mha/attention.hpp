@@ -6,6 +6,7 @@
 #include "backend/backward.hpp"
 #include "backend/default.hpp"
 #include "call.hpp"
+#include "call_backend.hpp"
 #include "checked_call.hpp"
 #include "core/check.hpp"
 #include "core/online_softmax.hpp"
@@ -123,17 +124,14 @@ void attention_into(Out&& out, const Q& q, const K& k, const V& v, Extra&&... ex
     detail::check_drops<B, Extra...>();
     detail::check_memory_of<B, Out, Q, K, V>();
     const auto& backend = detail::call_backend<B>(extra...);
-    typename B::Workspace own;
-    auto& workspace = detail::workspace_or(own, extra...);
-    [[maybe_unused]] const auto held = detail::entered(backend, workspace);
-    auto frame = workspace.frame();
+    detail::CallScope<B> scope(backend, extra...);
     const TensorView<T, 4> to = detail::four_heads(ViewTraits<std::remove_cvref_t<Out>>::view(out));
     const auto queries = detail::read_heads(q), keys = detail::read_heads(k), values = detail::read_heads(v);
     const auto options = detail::collect_options<Accumulator<T>>(extra...);
     auto call = detail::attend_call<T, detail::memory_of<B>>(
         "attention", to, queries, detail::kv_of("attention", queries, keys, values, options.ragged),
         detail::collect_masks(extra...), detail::collect_scores(extra...), detail::collect_sink(NoSink{}, extra...),
-        options, frame);
+        options, scope.frame);
     detail::require_supported(backend, "attention");
     detail::require_reachable(backend, "attention", "q", call.q);
     detail::require_reachable(backend, "attention", "k", keys);
@@ -150,9 +148,8 @@ void attention_into(Out&& out, const Q& q, const K& k, const V& v, Extra&&... ex
     if constexpr ((detail::TapeArgument<Extra> || ...))
       for (const auto& array : written) detail::require_recorded_apart("attention", array, {}, call.score);
     Tensor<T, 4> key_copy, value_copy;
-    const detail::ItemsOn<B> items{backend, workspace};
-    call.kv.key = detail::unit_rows(keys, frame, key_copy, items);
-    call.kv.value = detail::unit_rows(values, frame, value_copy, items);
+    call.kv.key = detail::unit_rows(keys, scope.frame, key_copy, scope.items);
+    call.kv.value = detail::unit_rows(values, scope.frame, value_copy, scope.items);
     if constexpr ((detail::TapeArgument<Extra> || ...)) {
       constexpr bool differentiates = DifferentiatesAttention<B, T>;
       static_assert(differentiates,
@@ -161,11 +158,11 @@ void attention_into(Out&& out, const Q& q, const K& k, const V& v, Extra&&... ex
       if constexpr (differentiates) {
         AttentionTape<T, B>& tape = detail::call_tape<T, B>(extra...);
         call.states = tape.begin(backend, "attention", call);
-        detail::run<true>(backend, detail::staged(backend, call, frame, workspace), workspace);
+        detail::run<true>(backend, detail::staged(backend, call, scope.frame, scope.workspace), scope.workspace);
         tape.end();
       }
     } else {
-      detail::run(backend, detail::staged(backend, call, frame, workspace), workspace);
+      detail::run(backend, detail::staged(backend, call, scope.frame, scope.workspace), scope.workspace);
     }
   }
 }
@@ -194,16 +191,13 @@ void attention_into(Out&& out, const Q& q, const Kv& kv, Extra&&... extra) {
     detail::check_drops<B, Extra...>();
     detail::check_memory_of<B, Out, Q>();
     const auto& backend = detail::call_backend<B>(extra...);
-    typename B::Workspace own;
-    auto& workspace = detail::workspace_or(own, extra...);
-    [[maybe_unused]] const auto held = detail::entered(backend, workspace);
-    auto frame = workspace.frame();
+    detail::CallScope<B> scope(backend, extra...);
     const TensorView<T, 4> to = detail::four_heads(ViewTraits<std::remove_cvref_t<Out>>::view(out));
     const auto options = detail::collect_options<Accumulator<T>>(extra...);
     detail::check_source<detail::memory_of<B>>("attention", kv, options.ragged);
     auto call = detail::attend_call<T, detail::memory_of<B>>(
         {"attention", "q", "the source", "the source"}, to, detail::read_heads(q), kv, detail::collect_masks(extra...),
-        detail::collect_scores(extra...), detail::collect_sink(NoSink{}, extra...), options, frame);
+        detail::collect_scores(extra...), detail::collect_sink(NoSink{}, extra...), options, scope.frame);
     detail::require_supported(backend, "attention");
     detail::require_reachable(backend, "attention", "q", call.q);
     detail::require_source_reachable(backend, "attention", kv);
@@ -214,7 +208,7 @@ void attention_into(Out&& out, const Q& q, const Kv& kv, Extra&&... extra) {
     const detail::NamedArray read[] = {{"q", detail::footprint(call.q)},
                                        {"the Sink", detail::footprint(call.sink.data, call.sink.size)}};
     detail::require_apart("attention", written, read);
-    detail::run(backend, detail::staged(backend, call, frame, workspace), workspace);
+    detail::run(backend, detail::staged(backend, call, scope.frame, scope.workspace), scope.workspace);
   }
 }
 
@@ -260,23 +254,20 @@ template <class OnBackend = void, AttentionTensor Q, AttentionTensor K, class...
   detail::check_no_into<Extra...>();
   detail::check_drops<B, Extra...>();
   const auto& backend = detail::call_backend<B>(extra...);
-  typename B::Workspace own;
-  auto& workspace = detail::workspace_or(own, extra...);
-  [[maybe_unused]] const auto held = detail::entered(backend, workspace);
-  auto frame = workspace.frame();
+  detail::CallScope<B> scope(backend, extra...);
   const auto queries = detail::read_heads(q), keys = detail::read_heads(k);
   const auto options = detail::collect_options<Accumulator<T>>(extra...);
   auto call = detail::checked_call<T, detail::memory_of<B>>(
       "attention_weights", queries, detail::kv_of("attention_weights", queries, keys, keys, options.ragged),
       detail::collect_masks(extra...), detail::collect_scores(extra...), detail::collect_sink(NoSink{}, extra...),
-      options, frame);
+      options, scope.frame);
   detail::require_supported(backend, "attention_weights");
   detail::require_reachable(backend, "attention_weights", "q", call.q);
   detail::require_reachable(backend, "attention_weights", "k", keys);
   Tensor<T, 4> key_copy;
-  call.kv.key = detail::unit_rows(keys, frame, key_copy, detail::ItemsOn<B>{backend, workspace});
+  call.kv.key = detail::unit_rows(keys, scope.frame, key_copy, scope.items);
   call.kv.value = call.kv.key;
-  return detail::run_weights(backend, detail::staged(backend, call, frame, workspace), workspace);
+  return detail::run_weights(backend, detail::staged(backend, call, scope.frame, scope.workspace), scope.workspace);
 }
 /// The same over the keys of a source.
 ///
@@ -294,20 +285,17 @@ template <class OnBackend = void, AttentionTensor Q, KvSource Kv, class... Extra
   detail::check_no_into<Extra...>();
   detail::check_drops<B, Extra...>();
   const auto& backend = detail::call_backend<B>(extra...);
-  typename B::Workspace own;
-  auto& workspace = detail::workspace_or(own, extra...);
-  [[maybe_unused]] const auto held = detail::entered(backend, workspace);
-  auto frame = workspace.frame();
+  detail::CallScope<B> scope(backend, extra...);
   const auto options = detail::collect_options<Accumulator<T>>(extra...);
   detail::check_source<detail::memory_of<B>>("attention_weights", kv, options.ragged);
-  auto call = detail::checked_call<T, detail::memory_of<B>>({"attention_weights", "q", "the source", "the source"},
-                                                            detail::read_heads(q), kv, detail::collect_masks(extra...),
-                                                            detail::collect_scores(extra...),
-                                                            detail::collect_sink(NoSink{}, extra...), options, frame);
+  auto call = detail::checked_call<T, detail::memory_of<B>>(
+      {"attention_weights", "q", "the source", "the source"}, detail::read_heads(q), kv,
+      detail::collect_masks(extra...), detail::collect_scores(extra...), detail::collect_sink(NoSink{}, extra...),
+      options, scope.frame);
   detail::require_supported(backend, "attention_weights");
   detail::require_reachable(backend, "attention_weights", "q", call.q);
   detail::require_source_reachable(backend, "attention_weights", kv);
-  return detail::run_weights(backend, detail::staged(backend, call, frame, workspace), workspace);
+  return detail::run_weights(backend, detail::staged(backend, call, scope.frame, scope.workspace), scope.workspace);
 }
 
 // Refused in one sentence.
