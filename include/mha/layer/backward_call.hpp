@@ -18,7 +18,7 @@
 #include "call.hpp"
 #include "gradients.hpp"
 #include "key_values.hpp"
-#include "parameters.hpp"
+#include "parameter_views.hpp"
 
 /// What a layer's backward() and a call that records are given, and what is refused.
 namespace mha::inline MHA_NAMESPACE {
