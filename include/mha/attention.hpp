@@ -6,11 +6,12 @@
 #include "backend/backward.hpp"
 #include "backend/default.hpp"
 #include "call.hpp"
+#include "call_backend.hpp"
 #include "checked_call.hpp"
 #include "core/check.hpp"
-#include "core/online_softmax.hpp"
 #include "core/overlap.hpp"
 #include "core/tensor.hpp"
+#include "merge.hpp"  // for who calls attention part by part
 #include "policy/sink.hpp"
 #include "staged.hpp"
 #include "tape.hpp"
@@ -123,17 +124,14 @@ void attention_into(Out&& out, const Q& q, const K& k, const V& v, Extra&&... ex
     detail::check_drops<B, Extra...>();
     detail::check_memory_of<B, Out, Q, K, V>();
     const auto& backend = detail::call_backend<B>(extra...);
-    typename B::Workspace own;
-    auto& workspace = detail::workspace_or(own, extra...);
-    [[maybe_unused]] const auto held = detail::entered(backend, workspace);
-    auto frame = workspace.frame();
+    detail::CallScope<B> scope(backend, extra...);
     const TensorView<T, 4> to = detail::four_heads(ViewTraits<std::remove_cvref_t<Out>>::view(out));
     const auto queries = detail::read_heads(q), keys = detail::read_heads(k), values = detail::read_heads(v);
     const auto options = detail::collect_options<Accumulator<T>>(extra...);
     auto call = detail::attend_call<T, detail::memory_of<B>>(
         "attention", to, queries, detail::kv_of("attention", queries, keys, values, options.ragged),
         detail::collect_masks(extra...), detail::collect_scores(extra...), detail::collect_sink(NoSink{}, extra...),
-        options, frame);
+        options, scope.frame);
     detail::require_supported(backend, "attention");
     detail::require_reachable(backend, "attention", "q", call.q);
     detail::require_reachable(backend, "attention", "k", keys);
@@ -150,9 +148,8 @@ void attention_into(Out&& out, const Q& q, const K& k, const V& v, Extra&&... ex
     if constexpr ((detail::TapeArgument<Extra> || ...))
       for (const auto& array : written) detail::require_recorded_apart("attention", array, {}, call.score);
     Tensor<T, 4> key_copy, value_copy;
-    const detail::ItemsOn<B> items{backend, workspace};
-    call.kv.key = detail::unit_rows(keys, frame, key_copy, items);
-    call.kv.value = detail::unit_rows(values, frame, value_copy, items);
+    call.kv.key = detail::unit_rows(keys, scope.frame, key_copy, scope.items);
+    call.kv.value = detail::unit_rows(values, scope.frame, value_copy, scope.items);
     if constexpr ((detail::TapeArgument<Extra> || ...)) {
       constexpr bool differentiates = DifferentiatesAttention<B, T>;
       static_assert(differentiates,
@@ -161,11 +158,11 @@ void attention_into(Out&& out, const Q& q, const K& k, const V& v, Extra&&... ex
       if constexpr (differentiates) {
         AttentionTape<T, B>& tape = detail::call_tape<T, B>(extra...);
         call.states = tape.begin(backend, "attention", call);
-        detail::run<true>(backend, detail::staged(backend, call, frame, workspace), workspace);
+        detail::run<true>(backend, detail::staged(backend, call, scope.frame, scope.workspace), scope.workspace);
         tape.end();
       }
     } else {
-      detail::run(backend, detail::staged(backend, call, frame, workspace), workspace);
+      detail::run(backend, detail::staged(backend, call, scope.frame, scope.workspace), scope.workspace);
     }
   }
 }
@@ -194,16 +191,13 @@ void attention_into(Out&& out, const Q& q, const Kv& kv, Extra&&... extra) {
     detail::check_drops<B, Extra...>();
     detail::check_memory_of<B, Out, Q>();
     const auto& backend = detail::call_backend<B>(extra...);
-    typename B::Workspace own;
-    auto& workspace = detail::workspace_or(own, extra...);
-    [[maybe_unused]] const auto held = detail::entered(backend, workspace);
-    auto frame = workspace.frame();
+    detail::CallScope<B> scope(backend, extra...);
     const TensorView<T, 4> to = detail::four_heads(ViewTraits<std::remove_cvref_t<Out>>::view(out));
     const auto options = detail::collect_options<Accumulator<T>>(extra...);
     detail::check_source<detail::memory_of<B>>("attention", kv, options.ragged);
     auto call = detail::attend_call<T, detail::memory_of<B>>(
         {"attention", "q", "the source", "the source"}, to, detail::read_heads(q), kv, detail::collect_masks(extra...),
-        detail::collect_scores(extra...), detail::collect_sink(NoSink{}, extra...), options, frame);
+        detail::collect_scores(extra...), detail::collect_sink(NoSink{}, extra...), options, scope.frame);
     detail::require_supported(backend, "attention");
     detail::require_reachable(backend, "attention", "q", call.q);
     detail::require_source_reachable(backend, "attention", kv);
@@ -214,7 +208,7 @@ void attention_into(Out&& out, const Q& q, const Kv& kv, Extra&&... extra) {
     const detail::NamedArray read[] = {{"q", detail::footprint(call.q)},
                                        {"the Sink", detail::footprint(call.sink.data, call.sink.size)}};
     detail::require_apart("attention", written, read);
-    detail::run(backend, detail::staged(backend, call, frame, workspace), workspace);
+    detail::run(backend, detail::staged(backend, call, scope.frame, scope.workspace), scope.workspace);
   }
 }
 
@@ -260,23 +254,20 @@ template <class OnBackend = void, AttentionTensor Q, AttentionTensor K, class...
   detail::check_no_into<Extra...>();
   detail::check_drops<B, Extra...>();
   const auto& backend = detail::call_backend<B>(extra...);
-  typename B::Workspace own;
-  auto& workspace = detail::workspace_or(own, extra...);
-  [[maybe_unused]] const auto held = detail::entered(backend, workspace);
-  auto frame = workspace.frame();
+  detail::CallScope<B> scope(backend, extra...);
   const auto queries = detail::read_heads(q), keys = detail::read_heads(k);
   const auto options = detail::collect_options<Accumulator<T>>(extra...);
   auto call = detail::checked_call<T, detail::memory_of<B>>(
       "attention_weights", queries, detail::kv_of("attention_weights", queries, keys, keys, options.ragged),
       detail::collect_masks(extra...), detail::collect_scores(extra...), detail::collect_sink(NoSink{}, extra...),
-      options, frame);
+      options, scope.frame);
   detail::require_supported(backend, "attention_weights");
   detail::require_reachable(backend, "attention_weights", "q", call.q);
   detail::require_reachable(backend, "attention_weights", "k", keys);
   Tensor<T, 4> key_copy;
-  call.kv.key = detail::unit_rows(keys, frame, key_copy, detail::ItemsOn<B>{backend, workspace});
+  call.kv.key = detail::unit_rows(keys, scope.frame, key_copy, scope.items);
   call.kv.value = call.kv.key;
-  return detail::run_weights(backend, detail::staged(backend, call, frame, workspace), workspace);
+  return detail::run_weights(backend, detail::staged(backend, call, scope.frame, scope.workspace), scope.workspace);
 }
 /// The same over the keys of a source.
 ///
@@ -294,20 +285,17 @@ template <class OnBackend = void, AttentionTensor Q, KvSource Kv, class... Extra
   detail::check_no_into<Extra...>();
   detail::check_drops<B, Extra...>();
   const auto& backend = detail::call_backend<B>(extra...);
-  typename B::Workspace own;
-  auto& workspace = detail::workspace_or(own, extra...);
-  [[maybe_unused]] const auto held = detail::entered(backend, workspace);
-  auto frame = workspace.frame();
+  detail::CallScope<B> scope(backend, extra...);
   const auto options = detail::collect_options<Accumulator<T>>(extra...);
   detail::check_source<detail::memory_of<B>>("attention_weights", kv, options.ragged);
-  auto call = detail::checked_call<T, detail::memory_of<B>>({"attention_weights", "q", "the source", "the source"},
-                                                            detail::read_heads(q), kv, detail::collect_masks(extra...),
-                                                            detail::collect_scores(extra...),
-                                                            detail::collect_sink(NoSink{}, extra...), options, frame);
+  auto call = detail::checked_call<T, detail::memory_of<B>>(
+      {"attention_weights", "q", "the source", "the source"}, detail::read_heads(q), kv,
+      detail::collect_masks(extra...), detail::collect_scores(extra...), detail::collect_sink(NoSink{}, extra...),
+      options, scope.frame);
   detail::require_supported(backend, "attention_weights");
   detail::require_reachable(backend, "attention_weights", "q", call.q);
   detail::require_source_reachable(backend, "attention_weights", kv);
-  return detail::run_weights(backend, detail::staged(backend, call, frame, workspace), workspace);
+  return detail::run_weights(backend, detail::staged(backend, call, scope.frame, scope.workspace), scope.workspace);
 }
 
 // Refused in one sentence.
@@ -322,61 +310,6 @@ detail::Refused attention(detail::Anything, detail::Anything, detail::Anything, 
 template <class OnBackend = void, class... Extra>
 detail::Refused attention_weights(detail::Anything, detail::Anything, const Extra&...) {
   return detail::no_tensors<OnBackend, Extra...>();
-}
-
-/// Joins attention over other keys into a first part, so that both together are attention over all of them.
-///
-/// Formula   lse = log(exp(lse₁) + exp(lse₂)),  out = out₁·exp(lse₁ − lse) + out₂·exp(lse₂ − lse)
-/// A Sink belongs to the whole row, so neither part may have one. With Dropout each part needs a DropoutSeed of its
-/// own: a part counts its keys from 0.
-///
-/// Shapes    out, other_out (B, Lq, H, Dv)  log_sum_exp, other_log_sum_exp (B, H, Lq), natural; an empty part changes
-///           nothing
-/// Errors    ShapeError if the sizes do not agree, or out or log_sum_exp overlaps itself or another of the four
-/// Source    Dao et al. 2023 (FlashAttention-2), §3.1
-template <ViewableOfRank<4> Out, ViewableOfRank<3> Lse, ViewableOfRank<4> OtherOut, ViewableOfRank<3> OtherLse>
-void merge(Out&& out, Lse&& log_sum_exp, const OtherOut& other_out, const OtherLse& other_log_sum_exp) {
-  using T = ScalarOf<Out>;
-  using A = ScalarOf<Lse>;
-  static_assert(detail::view_lasts<Out>() && detail::view_lasts<Lse>(),
-                "mha: merge() into a temporary: the result would be gone: name out and log_sum_exp first (see "
-                "mha/attention.hpp)");
-  detail::check_memory_of<Cpu, Out, Lse, OtherOut, OtherLse>();
-  const TensorView<T, 4> o = ViewTraits<std::remove_cvref_t<Out>>::view(out);
-  const TensorView<A, 3> l = ViewTraits<std::remove_cvref_t<Lse>>::view(log_sum_exp);
-  const TensorView<const T, 4> p = ViewTraits<OtherOut>::view(other_out);
-  const TensorView<const A, 3> m = ViewTraits<OtherLse>::view(other_log_sum_exp);
-  for (int a = 0; a < 4; ++a)
-    detail::require_equal("merge", detail::axes_of_heads[a], "out", o.extent[a], "the other out", p.extent[a]);
-  const int of_out[3] = {0, 2, 1};
-  for (int a = 0; a < 3; ++a) {
-    const char* const axis = detail::axes_of_logits[a];
-    detail::require_equal("merge", axis, "out", o.extent[of_out[a]], "log-sum-exp", l.extent[a]);
-    detail::require_equal("merge", axis, "out", o.extent[of_out[a]], "the other log-sum-exp", m.extent[a]);
-  }
-  detail::require_data("merge", "out", o);
-  detail::require_data("merge", "the other out", p);
-  detail::require_data("merge", "log-sum-exp", l);
-  detail::require_data("merge", "the other log-sum-exp", m);
-  detail::require_own_memory("merge", "out", o, detail::axes_of_heads);
-  detail::require_own_memory("merge", "log-sum-exp", l, detail::axes_of_logits);
-  const detail::NamedArray written[] = {{"out", detail::footprint(o)}, {"log-sum-exp", detail::footprint(l)}};
-  const detail::NamedArray read[] = {{"the other out", detail::footprint(p)},
-                                     {"the other log-sum-exp", detail::footprint(m)}};
-  detail::require_apart("merge", written, read);
-  for (Index b = 0; b < o.batch(); ++b)
-    for (Index h = 0; h < o.heads(); ++h)
-      for (Index i = 0; i < o.length(); ++i) {
-        const bool first_empty = l(b, h, i) == minus_infinity<A>(), second_empty = m(b, h, i) == minus_infinity<A>();
-        const auto w = merge_weights(l(b, h, i), m(b, h, i));
-        for (Index d = 0; d < o.dim(); ++d) {
-          // An empty part is 0 by rule; what its memory holds is not looked at.
-          const A first = first_empty ? A(0) : w.first * A(o(b, i, h, d));
-          const A second = second_empty ? A(0) : w.second * A(p(b, i, h, d));
-          o(b, i, h, d) = T(first + second);
-        }
-        l(b, h, i) = w.log_sum_exp;
-      }
 }
 
 }  // namespace mha::inline MHA_NAMESPACE

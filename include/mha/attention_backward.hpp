@@ -10,6 +10,7 @@
 #include "backend/backward.hpp"
 #include "backward_arguments.hpp"
 #include "call.hpp"
+#include "call_backend.hpp"
 #include "checked_call.hpp"
 #include "core/check.hpp"
 #include "core/math.hpp"
@@ -215,16 +216,13 @@ void attention_backward_into(const AttentionGradientsTo<std::type_identity_t<T>>
                   "has 'sums_scores': leave out BiasGradient and ScoreGradient, and call attention_backward_into(), "
                   "which trains no score unasked (see mha/backend/backward.hpp)");
     const auto& backend = detail::call_backend<B>(extra...);
-    typename B::Workspace own;
-    auto& workspace = detail::workspace_or(own, extra...);
-    [[maybe_unused]] const auto held = detail::entered(backend, workspace);
-    auto frame = workspace.frame();
+    detail::CallScope<B> scope(backend, extra...);
     const auto queries = detail::read_heads(q), keys = detail::read_heads(k), values = detail::read_heads(v);
     const auto options = detail::collect_options<A>(extra...);
     const auto given_score = detail::collect_scores(extra...);
     auto forward = detail::checked_call<T, detail::memory_of<B>>(
         name, queries, detail::kv_of(name, queries, keys, keys, options.ragged), detail::collect_masks(extra...),
-        given_score, detail::collect_sink(NoSink{}, extra...), options, frame);
+        given_score, detail::collect_sink(NoSink{}, extra...), options, scope.frame);
     forward.value_dim = values.dim();
     using F = decltype(forward);
     using Head = decltype(at_head(forward.score, Index{}, Index{}));
@@ -243,34 +241,35 @@ void attention_backward_into(const AttentionGradientsTo<std::type_identity_t<T>>
     detail::require_supported(backend, name);
     detail::require_backward_fits(backend, name, forward.shape);
     detail::require_tensors_reachable(backend, name, call, keys, values);
-    const detail::ItemsOn<B> items{backend, workspace};
     detail::with_sink_gradient(
         [&](const auto& sink, bool) {
           detail::require_data(name, "SinkGradient", sink);
           detail::require_equal(name, "heads", "q", forward.shape.heads, "SinkGradient", sink.extent[0]);
           detail::require_own_memory(name, "SinkGradient", sink, {"heads"});
           detail::require_reachable(backend, name, "SinkGradient", sink);
-          call.sink = frame.template take<LongSum<A>>(static_cast<std::size_t>(forward.shape.heads));
+          call.sink = scope.frame.template take<LongSum<A>>(static_cast<std::size_t>(forward.shape.heads));
           if constexpr (detail::computes_on_host<B>) std::fill_n(call.sink, forward.shape.heads, LongSum<A>(0));
         },
         extra...);
     detail::require_destinations_apart(name, call, keys, values, extra...);
     const auto& score_here = detail::on_host(given_score);
     detail::check_bias_gradient<A, std::remove_cvref_t<decltype(score_here)>, Extra...>();
-    const auto score =
-        detail::call_score_gradients<A, Wanted, Head>(name, items, score_here, forward.shape, frame, extra...);
+    const auto score = detail::call_score_gradients<A, Wanted, Head>(name, scope.items, score_here, forward.shape,
+                                                                     scope.frame, extra...);
     Tensor<T, 4> key_copy, value_copy;
-    call.forward.kv.key = detail::unit_rows(keys, frame, key_copy, items);
-    call.forward.kv.value = detail::unit_rows(values, frame, value_copy, items);
+    call.forward.kv.key = detail::unit_rows(keys, scope.frame, key_copy, scope.items);
+    call.forward.kv.value = detail::unit_rows(values, scope.frame, value_copy, scope.items);
     call.score = score.cleared();
-    detail::run_backward(backend, detail::staged_backward(backend, call, frame, workspace), workspace);
+    detail::run_backward(backend, detail::staged_backward(backend, call, scope.frame, scope.workspace),
+                         scope.workspace);
     if constexpr (detail::sums_scores<B>)
-      score.store(backend, workspace, extra...);
+      score.store(backend, scope.workspace, extra...);
     else
       score.store(extra...);
     detail::with_sink_gradient(
         [&](const auto& sink, bool adds) {
-          items(detail::SinkItems<LongSum<A>, ScalarOf<decltype(sink)>>{sink.extent[0], 1, 1, call.sink, sink, adds});
+          scope.items(
+              detail::SinkItems<LongSum<A>, ScalarOf<decltype(sink)>>{sink.extent[0], 1, 1, call.sink, sink, adds});
         },
         extra...);
   }

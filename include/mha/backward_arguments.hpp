@@ -86,14 +86,13 @@ template <class... Extra> constexpr void check_backward_arguments() {
       "mha: after the tape attention_backward takes the masks, scores, Sink, Dropout, DropoutSeed, Scale, Origin "
       "and Ragged of the call, LogSumExpGradient, SinkGradient, BiasGradient, ScoreGradient, a Workspace and a backend "
       "(see mha/attention_backward.hpp)");
-  static_assert(
-      (0 + ... + int(ScaleArgument<Extra>)) <= 1 && (0 + ... + int(OriginArgument<Extra>)) <= 1 &&
-          (0 + ... + int(WorkspaceArgument<Extra>)) <= 1 && (0 + ... + int(RaggedArgument<Extra>)) <= 1 &&
-          (0 + ... + int(BackendArgument<Extra>)) <= 1 && (0 + ... + int(LogSumExpGradientArgument<Extra>)) <= 1 &&
-          (0 + ... + int(SinkGradientArgument<Extra>)) <= 1 && (0 + ... + int(BiasGradientArgument<Extra>)) <= 1 &&
-          (0 + ... + int(ScoreGradientArgument<Extra>)) <= 1 && count_role<Role::sink, Extra...> <= 1,
-      "mha: Scale, Origin, Ragged, LogSumExpGradient, SinkGradient, BiasGradient, ScoreGradient, a Sink, a "
-      "Workspace and a backend may be given once each (see mha/attention_backward.hpp)");
+  static_assert(at_most_one<ScaleArgument<Extra>...> && at_most_one<OriginArgument<Extra>...> &&
+                    at_most_one<WorkspaceArgument<Extra>...> && at_most_one<RaggedArgument<Extra>...> &&
+                    at_most_one<BackendArgument<Extra>...> && at_most_one<LogSumExpGradientArgument<Extra>...> &&
+                    at_most_one<SinkGradientArgument<Extra>...> && at_most_one<BiasGradientArgument<Extra>...> &&
+                    at_most_one<ScoreGradientArgument<Extra>...> && count_role<Role::sink, Extra...> <= 1,
+                "mha: Scale, Origin, Ragged, LogSumExpGradient, SinkGradient, BiasGradient, ScoreGradient, a Sink, a "
+                "Workspace and a backend may be given once each (see mha/attention_backward.hpp)");
   check_dropout<Extra...>();
   static_assert(!(SinkGradientArgument<Extra> || ...) || count_role<Role::sink, Extra...> == 1,
                 "mha: SinkGradient without the Sink that it is the gradient of (see mha/attention_backward.hpp)");

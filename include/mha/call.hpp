@@ -4,7 +4,6 @@
 #include <concepts>
 #include <cstdlib>
 #include <optional>
-#include <string>
 #include <type_traits>
 #include <utility>
 
@@ -19,7 +18,6 @@
 #include "policy/mask/positional.hpp"
 #include "policy/role.hpp"
 #include "policy/score.hpp"
-#include "positions.hpp"
 
 namespace mha::inline MHA_NAMESPACE {
 
@@ -121,8 +119,6 @@ template <class E>
 concept DropoutSeedArgument = std::same_as<std::remove_cvref_t<E>, DropoutSeed>;
 template <class E>
 concept IntoArgument = is_into<std::remove_cvref_t<E>>;
-template <class E>
-concept BackendArgument = Backend<std::remove_cvref_t<E>>;
 constexpr bool is_call_role(Role r) {
   return r == Role::mask || r == Role::score || r == Role::sink || r == Role::dropout || r == Role::ambiguous;
 }
@@ -134,7 +130,7 @@ template <class... Extra> constexpr void check_dropout() {
   static_assert(((DropoutPolicy<std::remove_cvref_t<Extra>> || !plays<std::remove_cvref_t<Extra>, Role::dropout>)&&...),
                 "mha: a dropout is mha::Dropout{.p = 0.1f}; a functor of yours cannot be one "
                 "(see mha/policy/dropout.hpp)");
-  static_assert(count_role<Role::dropout, Extra...> <= 1 && (0 + ... + int(DropoutSeedArgument<Extra>)) <= 1,
+  static_assert(count_role<Role::dropout, Extra...> <= 1 && at_most_one<DropoutSeedArgument<Extra>...>,
                 "mha: two dropouts, or two seeds of one: keep one (see mha/policy/dropout.hpp)");
   static_assert(!(DropoutSeedArgument<Extra> || ...) || count_role<Role::dropout, Extra...> > 0,
                 "mha: a DropoutSeed without a Dropout: give mha::Dropout{.p = 0.1f} too (see mha/policy/dropout.hpp)");
@@ -156,10 +152,10 @@ template <class... Extra> constexpr void check_call_arguments() {
        ...),
       "mha: after the tensors attention takes masks, scores, a Sink, Dropout, DropoutSeed, Scale, Origin, Ragged, "
       "LogSumExp, mha::record(tape), a Workspace and a backend (see mha/call.hpp)");
-  static_assert((0 + ... + int(ScaleArgument<Extra>)) <= 1 && (0 + ... + int(OriginArgument<Extra>)) <= 1 &&
-                    (0 + ... + int(LogSumExpArgument<Extra>)) <= 1 && (0 + ... + int(WorkspaceArgument<Extra>)) <= 1 &&
-                    (0 + ... + int(RaggedArgument<Extra>)) <= 1 && (0 + ... + int(BackendArgument<Extra>)) <= 1 &&
-                    (0 + ... + int(TapeArgument<Extra>)) <= 1 && count_role<Role::sink, Extra...> <= 1,
+  static_assert(at_most_one<ScaleArgument<Extra>...> && at_most_one<OriginArgument<Extra>...> &&
+                    at_most_one<LogSumExpArgument<Extra>...> && at_most_one<WorkspaceArgument<Extra>...> &&
+                    at_most_one<RaggedArgument<Extra>...> && at_most_one<BackendArgument<Extra>...> &&
+                    at_most_one<TapeArgument<Extra>...> && count_role<Role::sink, Extra...> <= 1,
                 "mha: Scale, Origin, Ragged, mha::record(tape), LogSumExp, a Sink, a Workspace and a backend may be "
                 "given once each (see mha/call.hpp)");
   check_dropout<Extra...>();
@@ -172,58 +168,6 @@ template <class... Extra> constexpr void check_weights_arguments() {
                 "mha: attention_weights writes no log-sum-exp: ask attention() for it (see mha/call.hpp)");
   static_assert(!(TapeArgument<Extra> || ...),
                 "mha: attention_weights records no tape: ask attention() for it (see mha/tape.hpp)");
-}
-
-/// What a sentence has refused already.
-template <class E>
-concept RefusedArgument = std::same_as<std::remove_cvref_t<E>, Refused>;
-template <class E>
-concept LayerArgument = RefusedArgument<E> || Mask<E> || Score<E> || WorkspaceArgument<E> || IntoArgument<E> ||
-    LogSumExpArgument<E> || RaggedArgument<E> || OriginArgument<E> || PositionsArgument<E> || BackendArgument<E> ||
-    DropoutSeedArgument<E> || ResidualArgument<E>;
-
-/// A whole KvCache, or the step of all its layers, where it is no LayerArgument.
-template <class E>
-concept WholeCache = requires {
-  typename std::remove_cvref_t<E>::Step;
-}
-|| requires(E step) { step.commit(); };
-
-/// The sentences for what a layer may be given after its tensors.
-template <class... Extra> constexpr void check_layer_arguments() {
-  check_functors<Extra...>();
-  constexpr bool whole_cache = ((WholeCache<Extra> && !LayerArgument<Extra>) || ...);
-  static_assert(!whole_cache,
-                "mha: a layer call takes its own part of a cache's step: auto step = cache.step(ids, rows), "
-                "layer(x, step[i]) for layer i, step.commit(); of a cache of one layer, layer.prefill(x, cache) and "
-                "layer.step(x, cache) (see mha/layer/kv_cache.hpp)");
-  static_assert(
-      whole_cache ||
-          ((LayerArgument<Extra> || has_fault<Fault::almost, Extra>() || has_fault<Fault::ambiguous, Extra>()) && ...),
-      "mha: after its tensors a layer call takes masks, scores, Ragged, Origin, Positions, mha::residual(r), "
-      "mha::into(y), LogSumExp, a DropoutSeed, a Workspace and a backend; the scale is Config::scale, a Sink, a "
-      "Dropout and a Rotary are named in the layer's type, and layer.tape() makes the tape of layer(x, tape) (see "
-      "mha/call.hpp)");
-  static_assert((0 + ... + int(DropoutSeedArgument<Extra>)) <= 1,
-                "mha: two seeds of one Dropout: keep one (see mha/policy/dropout.hpp)");
-  static_assert((0 + ... + int(IntoArgument<Extra>)) <= 1 && (0 + ... + int(OriginArgument<Extra>)) <= 1 &&
-                    (0 + ... + int(LogSumExpArgument<Extra>)) <= 1 && (0 + ... + int(RaggedArgument<Extra>)) <= 1 &&
-                    (0 + ... + int(WorkspaceArgument<Extra>)) <= 1 && (0 + ... + int(BackendArgument<Extra>)) <= 1 &&
-                    (0 + ... + int(ResidualArgument<Extra>)) <= 1 && (0 + ... + int(PositionsArgument<Extra>)) <= 1,
-                "mha: Ragged, Origin, Positions, mha::residual(r), mha::into(y), LogSumExp, a Workspace and a backend "
-                "may be given once each (see mha/call.hpp)");
-}
-template <class... Extra> constexpr void check_layer_weights_arguments() {
-  check_layer_arguments<Extra...>();
-  static_assert(!((IntoArgument<Extra> || LogSumExpArgument<Extra> || ResidualArgument<Extra>) || ...),
-                "mha: attention_weights returns the weights and writes nothing else: no mha::residual(r), no "
-                "mha::into(y), no LogSumExp (see mha/call.hpp)");
-}
-template <class... Extra> constexpr void check_project_arguments() {
-  static_assert(
-      ((RaggedArgument<Extra> || OriginArgument<Extra> || WorkspaceArgument<Extra> || BackendArgument<Extra>)&&...),
-      "mha: project_memory takes Ragged, Origin, a Workspace and a backend; masks and scores belong to the call that "
-      "attends (see mha/call.hpp)");
 }
 
 /// Both masks as one; Full is left out.
@@ -299,69 +243,6 @@ constexpr auto collect_sink(const S& own, const E& first, const Rest&... rest) {
     return first;
   else
     return collect_sink(own, rest...);
-}
-
-/// The type of the backend value among a call's arguments, or the fallback.
-template <class Fallback, class... Extra> struct GivenBackend { using type = Fallback; };
-template <class Fallback, class E, class... Rest> struct GivenBackend<Fallback, E, Rest...> {
-  using type = typename std::conditional_t<BackendArgument<E>, std::type_identity<std::remove_cvref_t<E>>,
-                                           GivenBackend<Fallback, Rest...>>::type;
-};
-/// In the place of a type that is no backend, or whose header is missing, so that our sentence is the only error.
-template <bool header_missing> struct NoBackend {
-  static constexpr const char* name = "none";
-  static constexpr bool drops = true;
-  using Workspace = mha::Workspace;
-  Support supported() const;
-  template <class Call> void gemm(const Call&, Workspace&) const;
-  template <class Call> void attend(const Call&, Workspace&) const;
-  template <class Call, class To> void weights(const Call&, const To&, Workspace&) const;
-  template <class T> std::string explain(const AttendPlan&) const;
-};
-template <class B> using OrNoBackend = std::conditional_t<Backend<B>, B, NoBackend<!is_defined<B>>>;
-/// What a call computes on: the type it names, else that of the value it is given, else the default.
-template <class Named, class Default, class... Extra>
-using CallBackend = OrNoBackend<typename std::conditional_t<std::is_void_v<Named>, GivenBackend<Default, Extra...>,
-                                                            std::type_identity<Named>>::type>;
-
-/// The call's backend, or a new one.
-template <class B> B call_backend() {
-  constexpr bool header_missing = std::same_as<B, NoBackend<true>>, backend = !std::same_as<B, NoBackend<false>>;
-  static_assert(
-      !header_missing,
-      "mha: the header of this backend is missing: include <mha/systolic.hpp> for Systolic, <mha/cuda.cuh> for Cuda, "
-      "<mha/mha.hpp> for Cpu, or name mha::EigenCpu, which <mha/eigen.hpp> has (see mha/backend/default.hpp)");
-  static_assert(backend,
-                "mha: the template argument is no backend: attention<mha::Cpu>(q, k, v) (see mha/backend/backend.hpp)");
-  static_assert(std::default_initializable<B>,
-                "mha: this backend has no default constructor: give its value to the call, "
-                "attention(q, k, v, backend) (see mha/backend/backend.hpp)");
-  if constexpr (std::default_initializable<B>)
-    return B{};
-  else
-    std::abort();  // never run: the assertion has failed
-}
-template <class B, class E, class... Rest> decltype(auto) call_backend(const E& first, const Rest&... rest) {
-  if constexpr (std::same_as<E, B>) {
-    return (first);
-  } else {
-    static_assert(!BackendArgument<E>,
-                  "mha: the call names one backend type and is given the value of another (see mha/call.hpp)");
-    return call_backend<B>(rest...);
-  }
-}
-
-/// The call's backend, or the layer's.
-template <class B> const B& backend_or(const B& own) { return own; }
-template <class B, class E, class... Rest> const B& backend_or(const B& own, const E& first, const Rest&... rest) {
-  if constexpr (std::same_as<E, B>) {
-    return first;
-  } else {
-    static_assert(!BackendArgument<E>,
-                  "mha: a call may be given another value of the layer's backend type, but not another backend type: "
-                  "borrow() the weights into a layer of that type (see mha/backend/backend.hpp)");
-    return backend_or(own, rest...);
-  }
 }
 
 /// The tape of a call that has one.

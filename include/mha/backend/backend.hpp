@@ -223,6 +223,9 @@ concept Backend = requires(const B backend, typename B::Workspace& workspace, co
 
 namespace detail {
 
+template <class E>
+concept BackendArgument = Backend<std::remove_cvref_t<E>>;
+
 template <class B> constexpr Memory memory_of = Memory::host;
 template <class B>
 requires requires { B::memory; }

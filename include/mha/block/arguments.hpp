@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "../call.hpp"
+#include "../call_backend.hpp"
 #include "../core/add_to.hpp"
 #include "../core/view.hpp"
 #include "rows.hpp"

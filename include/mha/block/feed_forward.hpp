@@ -12,6 +12,7 @@
 
 #include "../backend/default.hpp"
 #include "../call.hpp"
+#include "../call_backend.hpp"
 #include "../core/check.hpp"
 #include "../core/copy.hpp"
 #include "../core/overlap.hpp"
@@ -323,13 +324,10 @@ template <class T, class B = Cpu, class F = Gelu, class... Others> class FeedFor
                          Extra&... extra) const {
     const auto residual = down_.checked_residual("feed_forward", backend, x, y, extra...);
     const DropoutDraws draws = detail::draws_of("feed_forward", down_.dropout_, extra...);
-    Workspace own;
-    Workspace& workspace = detail::workspace_or(own, extra...);
-    [[maybe_unused]] const auto held = detail::entered(backend, workspace);
-    auto frame = workspace.frame();
-    const auto hidden = take_hidden(x, frame);
-    up_.multiply(backend, x, hidden, {}, {}, workspace);
-    down_.multiply(backend, hidden, y, residual, draws, workspace);
+    detail::CallScope<On> scope(backend, extra...);
+    const auto hidden = take_hidden(x, scope.frame);
+    up_.multiply(x, hidden, {}, {}, scope);
+    down_.multiply(hidden, y, residual, draws, scope);
   }
 
   template <class... Extra>
@@ -340,9 +338,7 @@ template <class T, class B = Cpu, class F = Gelu, class... Others> class FeedFor
                     "feed_forward: the result overlaps x, which the backward pass of the tape reads");
     Tape& tape = detail::given_tape<Tape>(extra...);
     const DropoutDraws draws = detail::draws_of("feed_forward", down_.dropout_, extra...);
-    Workspace own;
-    Workspace& workspace = detail::workspace_or(own, extra...);
-    [[maybe_unused]] const auto held = detail::entered(backend, workspace);
+    detail::CallScope<On> scope(backend, extra...);
     typename detail::KeptArrays<T, On>::Draft hidden_rows(tape.hidden_, backend, "feed_forward");
     typename detail::KeptArrays<Accumulator<T>, On>::Draft kept(tape.up_.arrays_, backend, "feed_forward");
     const auto hidden = take_hidden(x, hidden_rows);
@@ -350,8 +346,8 @@ template <class T, class B = Cpu, class F = Gelu, class... Others> class FeedFor
     hidden_rows.keep();
     kept.keep();
     tape.down_.version_ = 0;
-    up_.record(backend, x, hidden, {}, {}, tape.up_, sums, workspace);
-    down_.record(backend, hidden, y, residual, draws, tape.down_, {}, workspace);
+    up_.record(x, hidden, {}, {}, tape.up_, sums, scope);
+    down_.record(hidden, y, residual, draws, tape.down_, {}, scope);
   }
 
   template <class... Extra>
@@ -375,14 +371,11 @@ template <class T, class B = Cpu, class F = Gelu, class... Others> class FeedFor
     detail::require_apart("dx", dx, x, dy, numbers);
     detail::require_apart_from_parameters("dx", detail::footprint(dx), up_.parameters(), " of up()");
     detail::require_apart_from_parameters("dx", detail::footprint(dx), down_.parameters(), " of down()");
-    Workspace own;
-    Workspace& workspace = detail::workspace_or(own, extra...);
-    [[maybe_unused]] const auto held = detail::entered(backend, workspace);
-    auto frame = workspace.frame();
+    detail::CallScope<On> scope(backend, extra...);
     const auto to = detail::named_there(gradients, {up_.shapes(), down_.shapes(), {}});
-    const auto d_hidden = detail::take_like<T>(frame, tape.down_.x_);
-    down_.back(backend, tape.down_, dy, to.down, {d_hidden}, workspace);
-    up_.back(backend, tape.up_, d_hidden, to.up, d_x, workspace);
+    const auto d_hidden = detail::take_like<T>(scope.frame, tape.down_.x_);
+    down_.back(tape.down_, dy, to.down, {d_hidden}, scope);
+    up_.back(tape.up_, d_hidden, to.up, d_x, scope);
   }
 
   FeedForwardConfig config_;

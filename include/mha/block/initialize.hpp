@@ -14,7 +14,7 @@
 namespace mha::inline MHA_NAMESPACE {
 
 template <class T> struct FeedForwardViews;  // feed_forward_weights.hpp
-template <class T> struct ParameterViews;    // layer/parameters.hpp
+template <class T> struct ParameterViews;    // layer/parameter_views.hpp
 
 /// Weights uniform in ±gain·√(6 / (in + out)) of their matrix, biases 0, norms and gates of heads 1.
 ///

@@ -15,6 +15,7 @@
 #include "../backend/backend.hpp"
 #include "../backend/default.hpp"
 #include "../call.hpp"
+#include "../call_backend.hpp"
 #include "../checked_call.hpp"
 #include "../core/check.hpp"
 #include "../core/overlap.hpp"
@@ -312,12 +313,11 @@ template <class T, class B = Cpu, class F = Identity, class... Others> class Lin
     detail::require(!detail::share_elements(y, x),
                     "linear: the result overlaps x, which the backward pass of the tape reads");
     Tape& tape = detail::given_tape<Tape>(extra...);
-    Workspace own, &workspace = detail::workspace_or(own, extra...);
-    [[maybe_unused]] const auto held = detail::entered(backend, workspace);
+    detail::CallScope<On> scope(backend, extra...);
     typename detail::KeptArrays<Accumulator<T>, On>::Draft kept(tape.arrays_, backend, "linear");
     const auto sums = sums_on(kept, x);
     kept.keep();
-    record(backend, x, y, residual, draws, tape, sums, workspace);
+    record(x, y, residual, draws, tape, sums, scope);
   }
   LinearViews<Accumulator<T>> shapes() const { return parameters_.layout(static_cast<Accumulator<T>*>(nullptr)); }
   /// Whether a call of these weights is on the tape.
@@ -326,14 +326,14 @@ template <class T, class B = Cpu, class F = Identity, class... Others> class Lin
     return detail::sums_for<On, F, Accumulator<T>>(kept, x.extent[0] * x.extent[1], config().outputs);
   }
   /// Everything is checked, and the tape has memory for the sums.
-  void record(const On& backend, const TensorView<const T, 3>& x, const TensorView<T, 3>& y,
-              const TensorView<const T, 3>& residual, const DropoutDraws& draws, Tape& tape,
-              const std::array<TensorView<Accumulator<T>, 2>, 2>& sums, Workspace& workspace) const {
+  void record(const TensorView<const T, 3>& x, const TensorView<T, 3>& y, const TensorView<const T, 3>& residual,
+              const DropoutDraws& draws, Tape& tape, const std::array<TensorView<Accumulator<T>, 2>, 2>& sums,
+              const detail::CallScope<On>& scope) const {
     tape.version_ = 0;  // until all is there
     tape.x_ = x;
     tape.sums_ = sums;
     tape.draws_ = draws;
-    multiply(backend, x, y, residual, draws, workspace, std::span(tape.sums_).last(gated ? 2 : 1));
+    multiply(x, y, residual, draws, scope, std::span(tape.sums_).last(gated ? 2 : 1));
     tape.version_ = parameters_.version();
   }
 
@@ -350,33 +350,30 @@ template <class T, class B = Cpu, class F = Identity, class... Others> class Lin
     if (gradients != nullptr) detail::require_gradients("backward", detail::shapes_of(*gradients), shapes());
     detail::require_apart("dx", dx, tape.x_, dy, numbers);
     detail::require_apart_from_parameters("dx", detail::footprint(dx), parameters_.views());
-    Workspace own, &workspace = detail::workspace_or(own, extra...);
-    [[maybe_unused]] const auto held = detail::entered(backend, workspace);
-    back(backend, tape, dy, detail::named_there(gradients, shapes()), d_x, workspace);
+    detail::CallScope<On> scope(backend, extra...);
+    back(tape, dy, detail::named_there(gradients, shapes()), d_x, scope);
   }
-  void back(const On& backend, const Tape& tape, const TensorView<const T, 3>& dy,
-            const LinearViews<Accumulator<T>>& gradients, const detail::RowGradient<T>& dx,
-            Workspace& workspace) const {
-    auto frame = workspace.frame();
-    const auto w = products_.readable(backend, parameters_.views(), parameters_.packed_only(), config(), frame);
-    const auto d = detail::dropped_gradient(backend, tape.draws_, dy, frame, workspace);
-    detail::linear_backward<T>(backend, activation_, w, tape.x_, tape.sums_, d, gradients, dx, workspace);
+  void back(const Tape& tape, const TensorView<const T, 3>& dy, const LinearViews<Accumulator<T>>& gradients,
+            const detail::RowGradient<T>& dx, const detail::CallScope<On>& scope) const {
+    auto frame = scope.workspace.frame();
+    const auto w = products_.readable(scope.backend, parameters_.views(), parameters_.packed_only(), config(), frame);
+    const auto d = detail::dropped_gradient(tape.draws_, dy, frame, scope.items);
+    detail::linear_backward<T>(scope.backend, activation_, w, tape.x_, tape.sums_, d, gradients, dx, scope.workspace);
   }
 
   template <class... Extra>
   MHA_NO_INLINE void run(const On& backend, const TensorView<const T, 3>& x, const TensorView<T, 3>& y,
                          Extra&... extra) const {
     const auto residual = checked_residual("linear", backend, x, y, extra...);
-    Workspace own;
-    multiply(backend, x, y, residual, detail::draws_of("linear", dropout_, extra...),
-             detail::workspace_or(own, extra...));
+    const DropoutDraws draws = detail::draws_of("linear", dropout_, extra...);
+    detail::CallScope<On> scope(backend, extra...);
+    multiply(x, y, residual, draws, scope);
   }
   template <class... Kept>
-  void multiply(const On& backend, const TensorView<const T, 3>& x, const TensorView<T, 3>& y,
-                const TensorView<const T, 3>& residual, const DropoutDraws& draws, Workspace& workspace,
-                const Kept&... kept) const {
-    detail::run_dropped(backend, draws, y, residual, workspace, [&](const auto& to, const auto& added) {
-      products_.run(backend, x, to, added, activation_, parameters_.views(), workspace, kept...);
+  void multiply(const TensorView<const T, 3>& x, const TensorView<T, 3>& y, const TensorView<const T, 3>& residual,
+                const DropoutDraws& draws, const detail::CallScope<On>& scope, const Kept&... kept) const {
+    detail::run_dropped(draws, y, residual, scope.items, [&](const auto& to, const auto& added) {
+      products_.run(scope.backend, x, to, added, activation_, parameters_.views(), scope.workspace, kept...);
     });
   }
 

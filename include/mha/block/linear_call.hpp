@@ -7,6 +7,7 @@
 #include "../backend/backend.hpp"
 #include "../backend/default.hpp"
 #include "../call.hpp"
+#include "../call_backend.hpp"
 #include "../checked_call.hpp"
 #include "../core/check.hpp"
 #include "../core/view.hpp"
@@ -54,8 +55,8 @@ template <class B, class F, class... Values> constexpr void check_linear_values(
   static_assert(((std::same_as<Values, F> || std::same_as<Values, B> || std::same_as<Values, Dropout>)&&...),
                 "mha: the constructor of a Linear takes a backend and an activation of the types that it names: "
                 "Linear<float, mha::CpuWith<mha::Serial>, mha::Gelu>, and a Dropout (see mha/block/linear.hpp)");
-  static_assert((0 + ... + int(std::same_as<Values, F>)) <= 1 && (0 + ... + int(std::same_as<Values, B>)) <= 1 &&
-                    (0 + ... + int(std::same_as<Values, Dropout>)) <= 1,
+  static_assert(at_most_one<std::same_as<Values, F>...> && at_most_one<std::same_as<Values, B>...> &&
+                    at_most_one<std::same_as<Values, Dropout>...>,
                 "mha: the constructor of a Linear takes a backend, an activation and a Dropout once each "
                 "(see mha/block/linear.hpp)");
 }
@@ -84,9 +85,9 @@ template <class B, class X, class... Extra> constexpr void check_linear_argument
         CallTapeArgument<Extra> || DropoutSeedArgument<Extra> || RefusedArgument<Extra>)&&...),
       "mha: after x a Linear or FeedForward takes mha::residual(r), mha::into(y), a DropoutSeed, a Workspace "
       "and a backend, and to be differentiated a tape (see mha/block/linear.hpp)");
-  static_assert((0 + ... + int(ResidualArgument<Extra>)) <= 1 && (0 + ... + int(IntoArgument<Extra>)) <= 1 &&
-                    (0 + ... + int(WorkspaceArgument<Extra>)) <= 1 && (0 + ... + int(BackendArgument<Extra>)) <= 1 &&
-                    (0 + ... + int(DropoutSeedArgument<Extra>)) <= 1,
+  static_assert(at_most_one<ResidualArgument<Extra>...> && at_most_one<IntoArgument<Extra>...> &&
+                    at_most_one<WorkspaceArgument<Extra>...> && at_most_one<BackendArgument<Extra>...> &&
+                    at_most_one<DropoutSeedArgument<Extra>...>,
                 "mha: mha::residual(r), mha::into(y), a DropoutSeed, a Workspace and a backend may be given once each "
                 "(see mha/block/linear.hpp)");
 }

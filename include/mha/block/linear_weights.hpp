@@ -19,35 +19,6 @@
 
 namespace mha::inline MHA_NAMESPACE {
 
-namespace detail {
-
-/// The flat() of named views.
-template <class T> std::span<T> flat_of(bool present, std::span<T> all) {
-  require(present,
-          "parameters: flat() has nothing to show, because there are no weights yet (call initialize, update or "
-          "borrow), or only those that the backend packed (call borrow)");
-  return in_one_row(all);
-}
-
-/// A borrowed matrix or vector has the shape that a configuration says; `remedy` is for a vector that is not expected.
-template <class T>
-void check_borrowed(const char* name, const TensorView<const T, 2>& w, Index in, Index out,
-                    const char* call = "borrow") {
-  require(w.extent[0] == in && w.extent[1] == out, call, ": the ", name, " matrix is (", w.extent[0], ", ", w.extent[1],
-          "), expected (", in, ", ", out, ")",
-          w.extent[0] == out && w.extent[1] == in ? ": pass mha::transposed(view)" : "");
-  require_data(call, name, w);
-}
-template <class T>
-void check_borrowed(const char* name, const TensorView<const T, 1>& w, Index wanted, const char* remedy = "",
-                    const char* call = "borrow") {
-  require(w.extent[0] == wanted, call, ": the ", name, " has ", w.extent[0], " elements, expected ", wanted,
-          wanted == 0 ? remedy : "");
-  require_data(call, name, w);
-}
-
-}  // namespace detail
-
 /// The sizes of a Linear.
 struct LinearConfig {
   Index inputs = 0;   ///< the width of its rows
@@ -200,15 +171,12 @@ template <class T, bool gated> class LinearParameters {
 
   /// They are none of its own, which are gone when others are borrowed.
   void require_foreign(const LinearViews<const T>& w, const char* call = "borrow") const {
-    require(own_.size() == 0 || !any_of(w, [&](const auto& v) { return may_overlap(v, own_.view()); }), call,
-            ": weights that are among the ", size(), " of the Linear's own, expected another's");
+    require(own_.size() == 0 || !parts_overlap(w, own_.view()), call, ": weights that are among the ", size(),
+            " of the Linear's own, expected another's");
   }
   /// What holds them alive, if they are among those that are borrowed already; else null.
   std::shared_ptr<const void> keeper_of(const LinearViews<const T>& w) const {
-    const bool again = borrowed() && any_of(w, [&](const auto& v) {
-                         return any_of(borrowed_->views, [&](const auto& old) { return may_overlap(v, old); });
-                       });
-    return again ? borrowed_->keep_alive : nullptr;
+    return borrowed() && parts_overlap(w, borrowed_->views) ? borrowed_->keep_alive : nullptr;
   }
 
   /// Views of `copy`, which takes the numbers of checked weights in another scalar.
@@ -216,10 +184,7 @@ template <class T, bool gated> class LinearParameters {
     require_one_allocation("borrow");
     copy = Tensor<T, 1>(static_cast<Index>(size()));
     const LinearViews<T> to = carve<T>(copy.data(), copy.size());
-    widen(from.weight, to.weight);
-    widen(from.bias, to.bias);
-    widen(from.gate, to.gate);
-    widen(from.gate_bias, to.gate_bias);
+    widen_parts(from, to);
     return {to.weight, to.bias, to.gate, to.gate_bias, {}};
   }
 
@@ -250,11 +215,6 @@ template <class T, bool gated> class LinearParameters {
       if (config_.bias) p.gate_bias = view(next(out), out);
     }
     return p;
-  }
-
-  /// Whether f says so of one of the views.
-  template <class F> static bool any_of(const LinearViews<const T>& w, const F& f) {
-    return f(w.weight) || f(w.bias) || f(w.gate) || f(w.gate_bias);
   }
 
   struct Borrowed {

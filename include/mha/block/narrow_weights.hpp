@@ -19,6 +19,8 @@ concept NarrowScalar = std::same_as<W, half> || std::same_as<W, bfloat16>;
 
 namespace detail {
 
+template <class Views> struct PartsOf;  // in parts.hpp
+
 /// The sentence for weights of W under activations of T.
 template <class T, class W> constexpr bool check_narrow() {
   constexpr bool fits = NarrowScalar<W> && (std::is_same_v<T, float> || std::is_same_v<T, double>);
@@ -30,13 +32,23 @@ template <class T, class W> constexpr bool check_narrow() {
 
 /// to = from in another scalar.
 ///
-/// Shapes    the same
+/// Shapes    the same; null data of what there is none of
 template <class W, class T> void widen(const TensorView<const W, 1>& from, const TensorView<T, 1>& to) {
   for (Index i = 0; i < from.extent[0]; ++i) to(i) = static_cast<T>(from(i));
 }
 template <class W, class T> void widen(const TensorView<const W, 2>& from, const TensorView<T, 2>& to) {
   for (Index i = 0; i < from.extent[0]; ++i)
     for (Index j = 0; j < from.extent[1]; ++j) to(i, j) = static_cast<T>(from(i, j));
+}
+template <class W, class T> void widen(const TensorView<const W, 3>& from, const TensorView<T, 3>& to) {
+  for (Index h = 0; h < from.extent[0]; ++h)
+    for (Index i = 0; i < from.extent[1]; ++i)
+      for (Index j = 0; j < from.extent[2]; ++j) to(h, i, j) = static_cast<T>(from(h, i, j));
+}
+/// The same of all that named views show.
+template <template <class> class Views, class W, class T>
+void widen_parts(const Views<const W>& from, const Views<T>& to) {
+  PartsOf<Views<T>>::each([](const char*, const auto& w, const auto& wide) { widen(w, wide); }, from, to);
 }
 
 /// "bfloat16, packed only, in 64 bytes", of parameters and the products that are made of them.

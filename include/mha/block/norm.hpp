@@ -5,7 +5,7 @@
 
 #include "../backend/backend.hpp"
 #include "../backend/default.hpp"
-#include "../call.hpp"
+#include "../call_backend.hpp"
 #include "norm_backward.hpp"
 
 namespace mha::inline MHA_NAMESPACE {

@@ -10,6 +10,7 @@
 
 #include "../backend/backward.hpp"
 #include "../backend/norm_backward.hpp"
+#include "../call_backend.hpp"
 #include "../core/check.hpp"
 #include "../core/copy.hpp"
 #include "../core/overlap.hpp"
@@ -105,8 +106,8 @@ template <class Gradients, class... Extra> constexpr bool check_norm_backward_ar
                   BackendArgument<Extra>)&&...),
                 "mha: after the tape backward() of a norm takes gradients, mha::into(dx) or mha::add_to(dx), a "
                 "Workspace and a backend; a residual has the gradient of x (see mha/block/norm_backward.hpp)");
-  static_assert((0 + ... + int(IntoArgument<Extra> || AddToArgument<Extra>)) <= 1 &&
-                    (0 + ... + int(WorkspaceArgument<Extra>)) <= 1 && (0 + ... + int(BackendArgument<Extra>)) <= 1,
+  static_assert(at_most_one<(IntoArgument<Extra> || AddToArgument<Extra>)...> &&
+                    at_most_one<WorkspaceArgument<Extra>...> && at_most_one<BackendArgument<Extra>...>,
                 "mha: one of mha::into(dx) and mha::add_to(dx), a Workspace and a backend may be given once each "
                 "(see mha/block/norm_backward.hpp)");
   return check_gradients<Gradients, Extra...>();
@@ -164,14 +165,13 @@ template <class T, Backend B, class Kind> class TrainableNorm : public RowNorm<T
       const auto from = read_sequence(x);
       this->check_x(from);
       Tape& tape = given_tape<Tape>(first, extra...);
-      const auto keep = [&](const TensorView<const T, 3>& residual, const B& backend, Workspace& workspace) {
-        typename KeptArrays<A, B>::Draft kept(tape.memory_, backend, Kind::name);
+      const auto keep = [&](const TensorView<const T, 3>& residual, const ItemsOn<B>& items) {
+        typename KeptArrays<A, B>::Draft kept(tape.memory_, items.backend, Kind::name);
         const auto rows = take_like<A>(kept, from);
         kept.keep();
         tape.version_ = 0;  // until all is there
         tape.rows_ = rows;
-        ItemsOn<B>{backend, workspace}(
-            NormedRows<T>{std::ptrdiff_t{from.extent[0]} * from.extent[1], from.extent[2], 1, from, residual, rows});
+        items(NormedRows<T>{std::ptrdiff_t{from.extent[0]} * from.extent[1], from.extent[2], 1, from, residual, rows});
         tape.version_ = version_;
       };
       return this->template run_into<std::remove_cvref_t<X>>(from, keep, first, extra...);
@@ -247,29 +247,25 @@ template <class T, Backend B, class Kind> class TrainableNorm : public RowNorm<T
     require_apart("dx", dx, TensorView<const T, 3>{}, dy, sums);
     require_apart_from_parameters("dx", footprint(dx), this->parameters());
     if (dx.size() == 0) return;
-    Workspace own;
-    Workspace& workspace = workspace_or(own, extra...);
-    [[maybe_unused]] const auto held = entered(backend, workspace);
-    auto frame = workspace.frame();
-    const ItemsOn<B> items{backend, workspace};
+    CallScope<B> scope(backend, extra...);
     const auto added = named_there(gradients, shapes);
-    const TensorView<const A, 2> d = widened(as_rows(dy, frame, items), frame, items);
+    const TensorView<const A, 2> d = widened(as_rows(dy, scope.frame, scope.items), scope.frame, scope.items);
     const auto differentiate = [&](const TensorView<A, 2>& to) {
       run_norm_backward(backend,
                         NormBackwardCall<A>{collapsed<const A>(tape.rows_), d, to, numbers(), added.weight.data,
                                             added.bias.data, static_cast<A>(*config_.eps), Kind::centred},
-                        workspace);
+                        scope.workspace);
     };
     if constexpr (std::is_same_v<T, A> && !adds)
       if (rows_collapse(dx) && (dx.stride[2] == 1 || dx.extent[2] == 1)) return differentiate(collapsed(dx));
-    const auto rows = take_like<A>(frame, dx);
+    const auto rows = take_like<A>(scope.frame, dx);
     differentiate(collapsed(rows));
     for (Index b = 0; b < dx.extent[0]; ++b) {
       const auto sequence = [b](const auto& v) {
         return TensorView<std::remove_pointer_t<decltype(v.data)>, 2>{
             v.data + b * v.stride[0], {v.extent[1], v.extent[2]}, {v.stride[1], v.stride[2]}};
       };
-      items(convert_items<adds>(TensorView<const A, 2>(sequence(rows)), sequence(dx)));
+      scope.items(convert_items<adds>(TensorView<const A, 2>(sequence(rows)), sequence(dx)));
     }
   }
 };

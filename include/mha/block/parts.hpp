@@ -24,6 +24,26 @@ template <class T> std::span<T> in_one_row(std::span<T> all) {
   return all;
 }
 
+/// The flat() of named views, which are null before there are weights.
+template <class T> std::span<T> flat_of(bool present, std::span<T> all) {
+  require(present,
+          "parameters: flat() has nothing to show, because there are no weights yet (call initialize, update or "
+          "borrow), or only those that the backend packed (call borrow)");
+  return in_one_row(all);
+}
+
+/// Whether one of these named views and another view, or one of the others, may show the same memory.
+template <class Views, class T, int Rank> bool parts_overlap(const Views& views, const TensorView<T, Rank>& other) {
+  bool any = false;
+  PartsOf<Views>::each([&](const char*, const auto& v) { any = any || may_overlap(v, other); }, views);
+  return any;
+}
+template <class Views> bool parts_overlap(const Views& views, const Views& others) {
+  bool any = false;
+  PartsOf<Views>::each([&](const char*, const auto& v) { any = any || parts_overlap(others, v); }, views);
+  return any;
+}
+
 /// Whether G has the names of Views.
 template <template <class> class Views, class A> void take_views(const Views<A>&);
 template <class G, template <class> class Views>

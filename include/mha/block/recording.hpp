@@ -69,7 +69,7 @@ concept GradientsArgument = requires {
 };
 /// The sentences for them, one at a time.
 template <class Gradients, class... Extra> constexpr bool check_gradients() {
-  constexpr bool one = (0 + ... + int(GradientsArgument<Extra>)) <= 1;
+  constexpr bool one = at_most_one<GradientsArgument<Extra>...>;
   static_assert(one, "mha: backward() adds to one object of gradients (see mha/block/recording.hpp)");
   constexpr bool same = ((!GradientsArgument<Extra> || std::is_same_v<std::remove_cvref_t<Extra>, Gradients>)&&...);
   static_assert(same,
@@ -97,8 +97,8 @@ template <class Gradients, class... Extra> constexpr bool check_block_backward_a
         BackendArgument<Extra>)&&...),
       "mha: after the tape backward() takes gradients, mha::into(dx) or mha::add_to(dx), a Workspace and a backend; a "
       "residual has the gradient dy (see mha/block/recording.hpp)");
-  static_assert((0 + ... + int(IntoArgument<Extra> || AddToArgument<Extra>)) <= 1 &&
-                    (0 + ... + int(WorkspaceArgument<Extra>)) <= 1 && (0 + ... + int(BackendArgument<Extra>)) <= 1,
+  static_assert(at_most_one<(IntoArgument<Extra> || AddToArgument<Extra>)...> &&
+                    at_most_one<WorkspaceArgument<Extra>...> && at_most_one<BackendArgument<Extra>...>,
                 "mha: one of mha::into(dx) and mha::add_to(dx), a Workspace and a backend may be given once each (see "
                 "mha/block/recording.hpp)");
   return check_gradients<Gradients, Extra...>();

@@ -99,12 +99,10 @@ DropoutDraws draws_of(const char* call, const std::optional<Dropout>& dropout, c
 
 /// run(y, residual) where nothing is dropped, else run(rows, none) into rows that y is made from.
 template <class B, class T, class Run>
-void run_dropped(const B& backend, const DropoutDraws& draws, const TensorView<T, 3>& y,
-                 const TensorView<const T, 3>& residual, typename B::Workspace& workspace, const Run& run) {
-  [[maybe_unused]] const auto held = entered(backend, workspace);
+void run_dropped(const DropoutDraws& draws, const TensorView<T, 3>& y, const TensorView<const T, 3>& residual,
+                 const ItemsOn<B>& items, const Run& run) {
   if (!draws.exist()) return run(y, residual);
-  auto frame = workspace.frame();
-  const ItemsOn<B> items{backend, workspace};
+  auto frame = items.workspace.frame();
   const TensorView<T, 3> rows = take_like<T>(frame, y);
   run(rows, TensorView<const T, 3>{});
   TensorView<const T, 3> added = residual;
@@ -118,11 +116,11 @@ void run_dropped(const B& backend, const DropoutDraws& draws, const TensorView<T
 
 /// The gradient of what was dropped, from that of the result: dy itself where nothing is dropped.
 template <class B, class T, class Frame>
-TensorView<const T, 3> dropped_gradient(const B& backend, const DropoutDraws& draws, const TensorView<const T, 3>& dy,
-                                        Frame& frame, typename B::Workspace& workspace) {
+TensorView<const T, 3> dropped_gradient(const DropoutDraws& draws, const TensorView<const T, 3>& dy, Frame& frame,
+                                        const ItemsOn<B>& items) {
   if (!draws.exist() || dy.size() == 0) return dy;
   const TensorView<T, 3> d = take_like<T>(frame, dy);
-  ItemsOn<B>{backend, workspace}(row_drop_items<T>(draws, dy, TensorView<const T, 3>{}, d));
+  items(row_drop_items<T>(draws, dy, TensorView<const T, 3>{}, d));
   return d;
 }
 

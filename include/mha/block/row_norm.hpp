@@ -16,6 +16,7 @@
 #include "../backend/backend.hpp"
 #include "../backend/norm.hpp"
 #include "../call.hpp"
+#include "../call_backend.hpp"
 #include "../checked_call.hpp"
 #include "../core/check.hpp"
 #include "../core/copy.hpp"
@@ -60,9 +61,9 @@ template <class... Extra> constexpr void check_norm_arguments() {
         BackendArgument<Extra> || CallTapeArgument<Extra> || RefusedArgument<Extra>)&&...),
       "mha: after x a norm takes mha::into(y), mha::residual(r), mha::sum_into(s), a Workspace and a "
       "backend, and to be differentiated a tape (see mha/block/norm.hpp)");
-  static_assert((0 + ... + int(IntoArgument<Extra>)) <= 1 && (0 + ... + int(ResidualArgument<Extra>)) <= 1 &&
-                    (0 + ... + int(SumIntoArgument<Extra>)) <= 1 && (0 + ... + int(WorkspaceArgument<Extra>)) <= 1 &&
-                    (0 + ... + int(BackendArgument<Extra>)) <= 1,
+  static_assert(at_most_one<IntoArgument<Extra>...> && at_most_one<ResidualArgument<Extra>...> &&
+                    at_most_one<SumIntoArgument<Extra>...> && at_most_one<WorkspaceArgument<Extra>...> &&
+                    at_most_one<BackendArgument<Extra>...>,
                 "mha: mha::into(y), mha::residual(r), mha::sum_into(s), a Workspace and a backend may be given once "
                 "each (see mha/block/norm.hpp)");
   static_assert(!(SumIntoArgument<Extra> || ...) || (ResidualArgument<Extra> || ...),
@@ -232,7 +233,7 @@ template <class T, Backend B, class Kind> class RowNorm {
   }
 
  protected:
-  /// before(residual, backend, workspace) is called after all checks, before anything is written.
+  /// before(residual, items) is called after all checks, before anything is written.
   struct NothingBefore {
     template <class... Any> void operator()(const Any&...) const {}
   };
@@ -255,9 +256,7 @@ template <class T, Backend B, class Kind> class RowNorm {
       require(!share_elements(y, sum), Kind::name, ": the result and the sum overlap, expected separate memory");
     }
     const B& backend = backend_or(backend_, extra...);
-    Workspace own;
-    Workspace& workspace = workspace_or(own, extra...);
-    [[maybe_unused]] const auto held = entered(backend, workspace);
+    CallScope<B> scope(backend, extra...);
     require_supported(backend, Kind::name);
     require_reachable(backend, Kind::name, "x", x);
     require_reachable(backend, Kind::name, "the residual", residual);
@@ -265,23 +264,21 @@ template <class T, Backend B, class Kind> class RowNorm {
     require_reachable(backend, Kind::name, "the sum", sum);
     require_reachable(backend, Kind::name, "the norm's weight",
                       TensorView<const A, 1>{numbers(), {config_.width}, {1}});
-    before(residual, backend, workspace);
+    before(residual, scope.items);
     // Rows are read more than once while they are written.
-    auto frame = workspace.frame();
     const auto writable = [&](const TensorView<T, 3>& to) {
       const TensorView<const T, 3> written = to;
       const bool in_place = (same_view(x, written) || !share_elements(x, written)) &&
                             (same_view(residual, written) || !share_elements(residual, written));
-      return in_place ? to : take_like<T>(frame, to);
+      return in_place ? to : take_like<T>(scope.frame, to);
     };
     const TensorView<T, 3> y_rows = writable(y), sum_rows = writable(sum);
     run_norm(backend,
              NormCall<T>{x, residual, y_rows, sum_rows, numbers(), numbers() + config_.width,
                          static_cast<A>(*config_.eps), Kind::centred},
-             workspace);
-    const ItemsOn<B> items{backend, workspace};
-    if (y_rows.data != y.data) items(copy_items(TensorView<const T, 3>(y_rows), y));
-    if (sum_rows.data != sum.data) items(copy_items(TensorView<const T, 3>(sum_rows), sum));
+             scope.workspace);
+    if (y_rows.data != y.data) scope.items(copy_items(TensorView<const T, 3>(y_rows), y));
+    if (sum_rows.data != sum.data) scope.items(copy_items(TensorView<const T, 3>(sum_rows), sum));
   }
 
   void require_present(const char* call) const {

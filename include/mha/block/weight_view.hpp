@@ -57,4 +57,25 @@ template <class T, int Rank> struct WeightView : TensorView<const T, Rank> {
   }
 };
 
+namespace detail {
+
+/// A borrowed matrix or vector has the shape that a configuration says; `remedy` is for a vector that is not expected.
+template <class T>
+void check_borrowed(const char* name, const TensorView<const T, 2>& w, Index in, Index out,
+                    const char* call = "borrow") {
+  require(w.extent[0] == in && w.extent[1] == out, call, ": the ", name, " matrix is (", w.extent[0], ", ", w.extent[1],
+          "), expected (", in, ", ", out, ")",
+          w.extent[0] == out && w.extent[1] == in ? ": pass mha::transposed(view)" : "");
+  require_data(call, name, w);
+}
+template <class T>
+void check_borrowed(const char* name, const TensorView<const T, 1>& w, Index wanted, const char* remedy = "",
+                    const char* call = "borrow") {
+  require(w.extent[0] == wanted, call, ": the ", name, " has ", w.extent[0], " elements, expected ", wanted,
+          wanted == 0 ? remedy : "");
+  require_data(call, name, w);
+}
+
+}  // namespace detail
+
 }  // namespace mha::inline MHA_NAMESPACE

@@ -50,6 +50,12 @@ template <class...> inline constexpr bool valid = false;
 struct Refused {
   template <class T> operator T() const;
 };
+/// What a sentence has refused already, among the arguments of a call.
+template <class E>
+concept RefusedArgument = std::same_as<std::remove_cvref_t<E>, Refused>;
+
+/// Whether at most one of these is so: at_most_one<ScaleArgument<Extra>...>.
+template <bool... Given> inline constexpr bool at_most_one = (0 + ... + int(Given)) <= 1;
 
 /// A number as messages have it: 0.1, -1e-09, inf.
 MHA_COLD inline std::string number_text(double number) {

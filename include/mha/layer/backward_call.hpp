@@ -15,9 +15,10 @@
 #include "../score_gradients.hpp"
 #include "backward_interface.hpp"
 #include "cache_step.hpp"
+#include "call.hpp"
 #include "gradients.hpp"
 #include "key_values.hpp"
-#include "parameters.hpp"
+#include "parameter_views.hpp"
 
 /// What a layer's backward() and a call that records are given, and what is refused.
 namespace mha::inline MHA_NAMESPACE {
@@ -160,10 +161,9 @@ template <class Gradients, class... Extra> constexpr bool check_layer_backward_a
       "BiasGradient, a ScoreGradient, a Workspace and a backend; masks and scores are those that the tape has recorded "
       "(see mha/layer/backward_call.hpp)");
   static_assert(
-      (0 + ... + int(IntoArgument<Extra> || AddToArgument<Extra>)) <= 1 &&
-          (0 + ... + int(MemoryIntoArgument<Extra>)) <= 1 && (0 + ... + int(BiasGradientArgument<Extra>)) <= 1 &&
-          (0 + ... + int(ScoreGradientArgument<Extra>)) <= 1 && (0 + ... + int(WorkspaceArgument<Extra>)) <= 1 &&
-          (0 + ... + int(BackendArgument<Extra>)) <= 1,
+      at_most_one<(IntoArgument<Extra> || AddToArgument<Extra>)...> && at_most_one<MemoryIntoArgument<Extra>...> &&
+          at_most_one<BiasGradientArgument<Extra>...> && at_most_one<ScoreGradientArgument<Extra>...> &&
+          at_most_one<WorkspaceArgument<Extra>...> && at_most_one<BackendArgument<Extra>...>,
       "mha: one of mha::into(dx) and mha::add_to(dx), mha::memory_into(d_memory), a BiasGradient, a ScoreGradient, a "
       "Workspace and a backend may be given once each (see mha/layer/backward_call.hpp)");
   return check_gradients<Gradients, Extra...>();

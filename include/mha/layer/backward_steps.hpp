@@ -16,7 +16,7 @@
 #include "backward_interface.hpp"
 #include "backward_items.hpp"
 #include "gradients.hpp"
-#include "parameters.hpp"
+#include "parameter_views.hpp"
 
 /// The backward pass of what a layer does before and after its attention.
 namespace mha::inline MHA_NAMESPACE::detail {

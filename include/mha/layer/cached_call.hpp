@@ -14,6 +14,7 @@
 #include "../cache/block_kv.hpp"
 #include "../cache/storage.hpp"
 #include "../call.hpp"
+#include "../call_backend.hpp"
 #include "../checked_call.hpp"
 #include "../core/borrowed.hpp"
 #include "../core/check.hpp"
@@ -21,6 +22,7 @@
 #include "../policy/position.hpp"
 #include "../positions.hpp"
 #include "cache_step.hpp"
+#include "call.hpp"
 #include "key_values.hpp"
 
 /// What a layer call does otherwise where its keys and values go through a cache.
@@ -116,9 +118,9 @@ template <class Other, class... Rest> const Positions& given_positions(const Oth
 /// The same with the Positions of x among a call's arguments, which are those of keys that are made from x too: each
 /// row is then a sequence of its own.
 template <class Position, class B, class T, class Call, class Memory, class... Extra>
-CallPositions positions_of(const B& backend, const TensorView<const T, 3>& x, const TensorView<const T, 3>& made_from,
-                           const Call& call, const Memory&, [[maybe_unused]] typename B::Workspace& workspace,
-                           [[maybe_unused]] typename B::Workspace::Frame& frame, const Extra&... extra) {
+CallPositions positions_of([[maybe_unused]] CallScope<B>& scope, const TensorView<const T, 3>& x,
+                           const TensorView<const T, 3>& made_from, const Call& call, const Memory&,
+                           const Extra&... extra) {
   CallPositions at = positions_of<Memory>(call);
   if constexpr ((PositionsArgument<Extra> || ...)) {
     static_assert(
@@ -128,12 +130,12 @@ CallPositions positions_of(const B& backend, const TensorView<const T, 3>& x, co
     const Borrowed<Index>& of_rows = given_positions(extra...).rows;
     require_row_positions(of_rows, x.extent[0], x.extent[1]);
     const std::size_t rows = static_cast<std::size_t>(of_rows.size);
-    Index* const each = frame.template take_host<Index>(rows + 1);
+    Index* const each = scope.frame.template take_host<Index>(rows + 1);
     std::iota(each, each + rows + 1, Index{0});
     at.queries = {Origins(of_rows.data), each, of_rows.size, 1};
     if constexpr (!computes_on_host<B>) {
-      at.queries.first = Origins(backend.stage(of_rows.data, of_rows.size, frame, workspace));
-      at.queries.offsets = backend.stage(each, of_rows.size + 1, frame, workspace);
+      at.queries.first = Origins(scope.backend.stage(of_rows.data, of_rows.size, scope.frame, scope.workspace));
+      at.queries.offsets = scope.backend.stage(each, of_rows.size + 1, scope.frame, scope.workspace);
     }
     if (same_view(x, made_from)) at.keys = at.queries;
   }
@@ -264,14 +266,11 @@ WholeCall whole_call(const B& backend, const M& mask, const S& score, Index head
     if (rows <= most) return {};
     WholeCall call(cache, heads, rows);
     const CallShape& whole = *call.shape();
-    typename B::Workspace own;
-    auto& workspace = workspace_or(own, extra...);
-    [[maybe_unused]] const auto held = entered(backend, workspace);
-    auto frame = workspace.frame();
-    const auto ready = prepared_for<memory_of<B>>("layer", mask, whole, frame);
-    static_cast<void>(prepared_for<memory_of<B>>("layer", score, whole, frame));
-    Index* const positions = frame.template take_host<Index>(static_cast<std::size_t>(whole.batch));
-    Index* const oldest = frame.template take_host<Index>(static_cast<std::size_t>(whole.batch));
+    CallScope<B> scope(backend, extra...);
+    const auto ready = prepared_for<memory_of<B>>("layer", mask, whole, scope.frame);
+    static_cast<void>(prepared_for<memory_of<B>>("layer", score, whole, scope.frame));
+    Index* const positions = scope.frame.template take_host<Index>(static_cast<std::size_t>(whole.batch));
+    Index* const oldest = scope.frame.template take_host<Index>(static_cast<std::size_t>(whole.batch));
     CallShape piece = whole;
     piece.origin = Origins(positions);
     for (Index begin = 0; begin < rows; begin += piece.queries) {

@@ -15,7 +15,7 @@
 #include "../policy/score.hpp"
 #include "../policy/score/relative_bias.hpp"
 #include "../policy/trained_score.hpp"
-#include "parameters.hpp"
+#include "parameter_views.hpp"
 
 namespace mha::inline MHA_NAMESPACE {
 

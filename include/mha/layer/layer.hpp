@@ -10,9 +10,11 @@
 #include "../block/arguments.hpp"
 #include "../block/recording.hpp"
 #include "../call.hpp"
+#include "../call_backend.hpp"
 #include "../checked_call.hpp"
 #include "../staged.hpp"
 #include "cached_call.hpp"
+#include "call.hpp"
 #include "config.hpp"
 #include "cost.hpp"
 #include "explain.hpp"
@@ -126,10 +128,7 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
     const auto from = detail::read_sequence(memory);
     check_rows("project_memory", "memory", from, "kv_model", config_.kv_model);
     const B& backend = detail::backend_or(backend_, extra...);
-    Workspace own;
-    Workspace& workspace = detail::workspace_or(own, extra...);
-    [[maybe_unused]] const auto held = detail::entered(backend, workspace);
-    auto frame = workspace.frame();
+    detail::CallScope<B> scope(backend, extra...);
     const auto options = detail::collect_options<Accumulator<T>>(extra...);
     RowPositions at = detail::key_positions({"project_memory", "x", "memory", "memory"}, options.ragged, options.origin,
                                             from.extent[0], from.extent[1]);
@@ -139,18 +138,18 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
     detail::require_reachable(backend, "project_memory", "memory", from);
     if constexpr (!detail::computes_on_host<B>) {
       const Index sequences = at.offsets != nullptr ? at.sequences : from.extent[0];
-      if (at.offsets != nullptr) at.offsets = backend.stage(at.offsets, sequences + 1, frame, workspace);
-      if (at.first.each != nullptr) at.first.each = backend.stage(at.first.each, sequences, frame, workspace);
+      if (at.offsets != nullptr) at.offsets = backend.stage(at.offsets, sequences + 1, scope.frame, scope.workspace);
+      if (at.first.each != nullptr)
+        at.first.each = backend.stage(at.first.each, sequences, scope.frame, scope.workspace);
     }
     using Made = detail::TensorOf<B, T, 4>;
     KeyValues to{Made(from.extent[0], from.extent[1], config_.num_kv_heads, config_.head_dim),
                  Made(from.extent[0], from.extent[1], config_.num_kv_heads, config_.value_dim), std::move(offsets),
                  parameters_.version()};
     const auto w = parameters_.views();
-    const detail::ItemsOn<B> items{backend, workspace};
     const TensorView<T, 2> results[] = {detail::rows_of(to.key.view()), detail::rows_of(to.value.view())};
-    products_.run(backend, detail::as_rows(from, frame, items), w, Matrix::key, results, workspace);
-    finish_keys(to.key.view(), w, at, items);
+    products_.run(backend, detail::as_rows(from, scope.frame, scope.items), w, Matrix::key, results, scope.workspace);
+    finish_keys(to.key.view(), w, at, scope.items);
     return to;
   }
 
@@ -170,12 +169,10 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
   requires(!detail::has_foreign_memory<KeyValues, Extra...> && !detail::misplaced_memory<Extra...>)
       [[nodiscard]] auto mean_attention_weights(const X& x, Extra&&... extra) const {
     const B& backend = detail::backend_or(backend_, extra...);
-    Workspace own;
-    const detail::ItemsOn<B> items{backend, detail::workspace_or(own, extra...)};
-    [[maybe_unused]] const auto held = detail::entered(backend, items.workspace);
+    detail::CallScope<B> scope(backend, extra...);
     const auto each = attention_weights(x, extra...);
     detail::TensorOf<B, Accumulator<T>, 3> mean(each.extent(0), each.extent(2), each.extent(3));
-    items(detail::mean_over_heads<Accumulator<T>>(each.view(), mean.view()));
+    scope.items(detail::mean_over_heads<Accumulator<T>>(each.view(), mean.view()));
     return mean;
   }
 
@@ -261,14 +258,11 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
     check_result(x, y);
     const B& backend = detail::backend_or(backend_, extra...);
     detail::require_residual(backend, x, output_width(), extra...);
-    Workspace own;
-    Workspace& workspace = detail::workspace_or(own, extra...);
-    [[maybe_unused]] const auto held = detail::entered(backend, workspace);
-    auto frame = workspace.frame();
-    const auto made = detail::projected<B>(c, x, detail::memory_of_call<B>(x, memory), true, frame);
+    detail::CallScope<B> scope(backend, extra...);
+    const auto made = detail::projected<B>(c, x, detail::memory_of_call<B>(x, memory), true, scope.frame);
     // The canonical layout (B, L, H, Dv) is already the concatenation (B·L, H·Dv).
     const detail::HeadSizes of_heads{c.num_heads, c.value_dim};
-    const auto heads = detail::head_buffers<T, false>(frame, batch, length, {of_heads})[0];
+    const auto heads = detail::head_buffers<T, false>(scope.frame, batch, length, {of_heads})[0];
     // Everything is checked before anything is computed: the views' memory is filled below.
     const detail::CallNames names = detail::layer_names(x, memory);
     const auto given = options(batch, memory, extra...);
@@ -276,23 +270,23 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
     auto checked = detail::attend_call<T, detail::memory_of<B>>(
         names, heads, q, detail::source_of(names, q, made.key, made.value, memory, given.ragged),
         detail::intersect(mask_.there(), detail::collect_masks(extra...)),
-        detail::chain(score_.there(), detail::collect_scores(extra...)), sink_.there(), given, frame);
+        detail::chain(score_.there(), detail::collect_scores(extra...)), sink_.there(), given, scope.frame);
     detail::require_supported(backend, "layer");
     detail::require_reachable(backend, "layer", "x", x);
     detail::require_memory_reachable(backend, made.rows, memory, checked.kv);
     detail::require_written(backend, y, checked.log_sum_exp, extra...);
 
-    const auto call =
-        detail::staged(backend, std::move(checked), frame, workspace, detail::sent_numbers(memory, workspace));
+    const auto call = detail::staged(backend, std::move(checked), scope.frame, scope.workspace,
+                                     detail::sent_numbers(memory, scope.workspace));
     const auto w = parameters_.views();
-    const detail::ItemsOn<B> items{backend, workspace};
-    const auto at = detail::positions_of<Position>(backend, x, made.rows, call, memory, workspace, frame, extra...);
-    project(backend, x, made, at, w, frame, workspace);
-    if constexpr (detail::LayerStepArgument<Memory>) memory.write(made.key, made.value, parameters_.version(), items);
-    detail::run(backend, call, workspace);
-    detail::run_gates<B, Concat, T>(heads, products_.vectors(w).gate, items);
+    const auto at = detail::positions_of<Position>(scope, x, made.rows, call, memory, extra...);
+    project(scope, x, made, at, w);
+    if constexpr (detail::LayerStepArgument<Memory>)
+      memory.write(made.key, made.value, parameters_.version(), scope.items);
+    detail::run(backend, call, scope.workspace);
+    detail::run_gates<B, Concat, T>(heads, products_.vectors(w).gate, scope.items);
     const TensorView<const T, 2> rows = view(heads.data, batch * length, c.concat_width());
-    detail::finish_rows<Output>(products_, rows, w, y, frame, items, extra...);
+    detail::finish_rows<Output>(products_, rows, w, y, scope.frame, scope.items, extra...);
   }
 
   template <class X, class Memory, class... Extra>
@@ -302,25 +296,22 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
     const auto from = detail::read_sequence(x);
     check(from, memory);
     const B& backend = detail::backend_or(backend_, extra...);
-    Workspace own;
-    Workspace& workspace = detail::workspace_or(own, extra...);
-    [[maybe_unused]] const auto held = detail::entered(backend, workspace);
-    auto frame = workspace.frame();
-    const auto made = detail::projected<B>(config_, from, memory, false, frame);
+    detail::CallScope<B> scope(backend, extra...);
+    const auto made = detail::projected<B>(config_, from, memory, false, scope.frame);
     const detail::CallNames names = detail::layer_names(from, memory);
     const auto given = options(from.extent[0], memory, extra...);
     const TensorView<const T, 4> q = made.q;
     auto checked = detail::checked_call<T, detail::memory_of<B>>(
         names, q, detail::source_of(names, q, made.key, made.key, memory, given.ragged),
         detail::intersect(mask_.there(), detail::collect_masks(extra...)),
-        detail::chain(score_.there(), detail::collect_scores(extra...)), sink_.there(), given, frame);
+        detail::chain(score_.there(), detail::collect_scores(extra...)), sink_.there(), given, scope.frame);
     detail::require_supported(backend, "layer");
     detail::require_reachable(backend, "layer", "x", from);
     detail::require_memory_reachable(backend, made.rows, memory, checked.kv);
-    const auto call = detail::staged(backend, std::move(checked), frame, workspace);
-    const auto at = detail::positions_of<Position>(backend, from, made.rows, call, memory, workspace, frame, extra...);
-    project(backend, from, made, at, parameters_.views(), frame, workspace);
-    return detail::run_weights(backend, call, workspace);
+    const auto call = detail::staged(backend, std::move(checked), scope.frame, scope.workspace);
+    const auto at = detail::positions_of<Position>(scope, from, made.rows, call, memory, extra...);
+    project(scope, from, made, at, parameters_.views());
+    return detail::run_weights(backend, call, scope.workspace);
   }
 
   void finish_keys(const TensorView<T, 4>& keys, const ParameterViews<const T>& w, const RowPositions& at,
@@ -339,28 +330,27 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
   Index output_width() const { return Output::width(config_.concat_width(), config_.d_model); }
 
   /// Q, K and V of a call, normalised and turned; one product where they are made from the same rows.
-  void project(const B& backend, const TensorView<const T, 3>& x, const detail::Projected<T>& p,
-               const detail::CallPositions& at, const ParameterViews<const T>& w, typename Workspace::Frame& frame,
-               Workspace& workspace) const {
-    const detail::ItemsOn<B> items{backend, workspace};
+  void project(detail::CallScope<B>& scope, const TensorView<const T, 3>& x, const detail::Projected<T>& p,
+               const detail::CallPositions& at, const ParameterViews<const T>& w) const {
     const TensorView<T, 2> results[] = {detail::rows_of(p.q), detail::rows_of(p.to_key), detail::rows_of(p.to_value)};
     const unsigned made = p.to_key.data == nullptr ? 1 : p.to_value.data == nullptr ? 2 : 3;
     const std::span<const TensorView<T, 2>> to(results, made);
-    const auto rows = detail::as_rows(x, frame, items);
+    const auto rows = detail::as_rows(x, scope.frame, scope.items);
     if (to.size() > 1 && !detail::same_view(x, p.rows)) {
-      products_.run(backend, rows, w, Matrix::query, to.first(1), workspace);
-      products_.run(backend, detail::as_rows(p.rows, frame, items), w, Matrix::key, to.subspan(1), workspace);
+      products_.run(scope.backend, rows, w, Matrix::query, to.first(1), scope.workspace);
+      products_.run(scope.backend, detail::as_rows(p.rows, scope.frame, scope.items), w, Matrix::key, to.subspan(1),
+                    scope.workspace);
     } else {
-      products_.run(backend, rows, w, Matrix::query, to, workspace);
+      products_.run(scope.backend, rows, w, Matrix::query, to, scope.workspace);
     }
     if constexpr (Policies::Norm::has_weights)
       if (p.q_before_norm.data != nullptr) {
-        items(detail::copy_items(TensorView<const T, 4>(p.q), p.q_before_norm));
-        items(detail::copy_items(TensorView<const T, 4>(p.to_key), p.key_before_norm));
+        scope.items(detail::copy_items(TensorView<const T, 4>(p.q), p.q_before_norm));
+        scope.items(detail::copy_items(TensorView<const T, 4>(p.to_key), p.key_before_norm));
       }
-    detail::run_norm<B, T>(norm_, p.q, products_.vectors(w).query_norm, items);
-    detail::run_position<B, T>(position_, p.q, at.queries, items);
-    if (to.size() > 1) finish_keys(p.to_key, w, at.keys, items);
+    detail::run_norm<B, T>(norm_, p.q, products_.vectors(w).query_norm, scope.items);
+    detail::run_position<B, T>(position_, p.q, at.queries, scope.items);
+    if (to.size() > 1) finish_keys(p.to_key, w, at.keys, scope.items);
   }
 
   void check_rows(const char* call, const char* name, const TensorView<const T, 3>& v, const char* member,

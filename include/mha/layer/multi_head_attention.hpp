@@ -9,7 +9,7 @@
 #include "../backend/default.hpp"
 #include "../block/initialize.hpp"
 #include "../block/rows.hpp"
-#include "../call.hpp"
+#include "../call_backend.hpp"
 #include "../core/check.hpp"
 #include "layer.hpp"
 #include "policies.hpp"

@@ -1,17 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <memory>
-#include <span>
 #include <utility>
 
-#include "../block/linear_weights.hpp"
 #include "../block/narrow_weights.hpp"
 #include "../block/parts.hpp"
+#include "../block/weight_view.hpp"
 #include "../block/weights_version.hpp"
 #include "../core/check.hpp"
 #include "../core/tensor.hpp"
@@ -19,86 +17,9 @@
 #include "../policy/projection.hpp"
 #include "config.hpp"
 #include "own_weights.hpp"
+#include "parameter_views.hpp"
 
 namespace mha::inline MHA_NAMESPACE {
-
-/// A dense matrix (in, out) with a bias (out), null data for none.
-template <class T> struct LinearWeights {
-  TensorView<T, 2> weight;
-  TensorView<T, 1> bias;
-
-  TensorView<T, 2> matrix() const { return weight; }
-
-  /// Writes the matrix (in, out) from one of any scalar: p.output = m.
-  ///
-  /// Errors    ShapeError if it has another shape or lies in these weights; nothing is written then
-  template <class Matrix>
-  requires(!std::convertible_to<const Matrix&, LinearWeights> ||
-           std::same_as<Matrix, LinearWeights>) const LinearWeights&
-  operator=(const Matrix& from) const {
-    detail::write_weights<T>(from, weight.extent[0], weight.extent[1], weight, weight);
-    return *this;
-  }
-};
-
-/// Named views of a layer's parameters.
-///
-/// Shapes    query (Hq, E, D)  key (Hkv, E_kv, D)  value (Hkv, E_kv, Dv)  output (Hq·Dv, E), and their biases;
-///           query_norm, key_norm (D) with QkNorm; gate (Hq) with GatedHeads; null data for what the layer does not
-///           have, and for matrices and biases of which only packed ones are left
-template <class T> struct ParameterViews {
-  HeadWeights<T> query, key, value;
-  LinearWeights<T> output;
-  TensorView<T, 1> query_norm, key_norm, gate;
-  std::span<T> all;
-
-  /// Every number in one row, for an optimiser.
-  ///
-  /// Errors    ShapeError if there are no weights yet, or only packed ones, or they are borrowed: those have names only
-  std::span<T> flat() const { return detail::flat_of(query.heads.data != nullptr, all); }
-
-  /// step(numbers, their gradients), spans of one length, for all that the layer trains: flat(), then the numbers of
-  /// its score, as far as they are trained, then those of its Sink. Their scalars may differ.
-  ///
-  /// Errors    as flat(); ShapeError for gradients of other sizes, before the first step
-  template <class Gradients, class Step> void for_each(const Gradients& gradients, Step&& step) const {
-    const auto d = detail::checked_gradients("for_each", *this, gradients);
-    detail::run_step(step, flat(), d);
-  }
-};
-
-/// Weights that stay where they are, as a checkpoint names them: matrices (in, out); pass mha::transposed(view) for one
-/// that is stored (out, in).
-///
-/// Shapes    query (E, Hq·D)  key (E_kv, Hkv·D)  value (E_kv, Hkv·Dv)  output (Hq·Dv, E)  biases (columns of theirs)
-///           query_norm, key_norm (D)  gate (Hq)
-/// Scalars   the layer's own; or half or bfloat16 under float or double
-template <class T> struct BorrowedWeights {
-  WeightView<T, 2> query{}, key{}, value{}, output{};
-  WeightView<T, 1> query_bias{}, key_bias{}, value_bias{}, output_bias{};
-  WeightView<T, 1> query_norm{}, key_norm{}, gate{};
-};
-
-namespace detail {
-
-template <class T> struct PartsOf<ParameterViews<T>> {
-  template <class F, class... V> static void each(const F& f, V&... v) {
-    f("query", v.query.heads...), f("query bias", v.query.bias...), f("key", v.key.heads...);
-    f("key bias", v.key.bias...), f("value", v.value.heads...), f("value bias", v.value.bias...);
-    f("output", v.output.weight...), f("output bias", v.output.bias...);
-    f("query_norm", v.query_norm...), f("key_norm", v.key_norm...), f("gate", v.gate...);
-  }
-};
-
-template <class Weights> struct WeightScalarOf {};
-template <class W> struct WeightScalarOf<BorrowedWeights<W>> { using type = W; };
-template <class W> struct WeightScalarOf<ParameterViews<const W>> { using type = W; };
-/// The scalar of what borrow() takes.
-template <class Weights> using WeightScalar = typename WeightScalarOf<Weights>::type;
-template <class Weights, class T>
-concept WeightsOfAnother = !std::same_as<WeightScalar<Weights>, T>;
-
-}  // namespace detail
 
 /// A layer's parameters: one flat allocation of its own, or views of other memory kept alive with it. There
 /// are none until they are written or borrowed, so that a mapped checkpoint costs no second copy.
@@ -186,8 +107,8 @@ template <class T, class Policies> class Parameters {
               std::uint64_t version = detail::next_version()) {
     const Config& c = config_;
     // They would be gone with what the layer owns.
-    detail::require(own_.size() == 0 || !any_of(w, [&](const auto& v) { return detail::may_overlap(v, own_.view()); }),
-                    "borrow: weights that are among the ", size(), " of the layer's own, expected another's");
+    detail::require(own_.size() == 0 || !detail::parts_overlap(w, own_.view()), "borrow: weights that are among the ",
+                    size(), " of the layer's own, expected another's");
     check("query", w.query, c.d_model, c.num_heads, c.head_dim, c.has_query_bias());
     check("key", w.key, c.kv_model, c.num_kv_heads, c.head_dim, c.has_key_bias());
     check("value", w.value, c.kv_model, c.num_kv_heads, c.value_dim, c.has_value_bias());
@@ -205,7 +126,8 @@ template <class T, class Policies> class Parameters {
       if (heads->bias.extent[0] == 0) heads->bias = {};
     if (w.output.bias.extent[0] == 0) w.output.bias = {};
     w.all = {};
-    if (borrowed() && keep_alive == nullptr && meets_borrowed(w)) keep_alive = borrowed_->keep_alive;
+    if (borrowed() && keep_alive == nullptr && detail::parts_overlap(w, borrowed_->views))
+      keep_alive = borrowed_->keep_alive;
     become({w, std::move(keep_alive), false}, before, version);
   }
 
@@ -231,23 +153,7 @@ template <class T, class Policies> class Parameters {
   }
 
   /// Writes weights of this configuration in another scalar.
-  template <class W> void write(const ParameterViews<const W>& from) {
-    const ParameterViews<T> to = writable();
-    const auto heads = [](const HeadWeights<const W>& w, const HeadWeights<T>& wide) {
-      for (Index h = 0; h < wide.head_count(); ++h) {
-        detail::widen(w.head(h), wide.head(h));
-        if (w.bias.data != nullptr) detail::widen(w.head_bias(h), wide.head_bias(h));
-      }
-    };
-    heads(from.query, to.query);
-    heads(from.key, to.key);
-    heads(from.value, to.value);
-    detail::widen(from.output.weight, to.output.weight);
-    detail::widen(from.output.bias, to.output.bias);
-    detail::widen(from.query_norm, to.query_norm);
-    detail::widen(from.key_norm, to.key_norm);
-    detail::widen(from.gate, to.gate);
-  }
+  template <class W> void write(const ParameterViews<const W>& from) { detail::widen_parts(from, writable()); }
 
   /// The packed matrices are enough: of these weights, which are checked, it keeps the norms' and the gates, as T.
   template <class W>
@@ -346,19 +252,6 @@ template <class T, class Policies> class Parameters {
     }
     if constexpr (Concat::has_gates) p.gate = view(next(c.num_heads), c.num_heads);
     return p;
-  }
-
-  /// Whether f says so of one of the views.
-  template <class F> static bool any_of(const ParameterViews<const T>& w, const F& f) {
-    const auto any = [&](const auto&... views) { return (f(views) || ...); };
-    return any(w.query.heads, w.query.bias, w.key.heads, w.key.bias, w.value.heads, w.value.bias, w.output.weight,
-               w.output.bias, w.query_norm, w.key_norm, w.gate);
-  }
-  /// Whether one of the views shows what is borrowed already.
-  bool meets_borrowed(const ParameterViews<const T>& w) const {
-    return any_of(w, [&](const auto& v) {
-      return any_of(borrowed_->views, [&](const auto& old) { return detail::may_overlap(v, old); });
-    });
   }
 
   static void check(const char* name, const HeadWeights<const T>& w, Index model, Index heads, Index dim, bool bias) {

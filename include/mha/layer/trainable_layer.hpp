@@ -14,6 +14,7 @@
 #include "../block/rows.hpp"
 #include "../block/trainable.hpp"
 #include "../block/weights_version.hpp"
+#include "../call_backend.hpp"
 #include "../checked_call.hpp"
 #include "../core/check.hpp"
 #include "../core/copy.hpp"
@@ -264,10 +265,7 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
     this->check_result(x, y);
     const B& backend = detail::backend_or(backend_, extra...);
     detail::require_residual(backend, x, this->output_width(), extra...);
-    Workspace own;
-    Workspace& workspace = detail::workspace_or(own, extra...);
-    [[maybe_unused]] const auto held = detail::entered(backend, workspace);
-    auto frame = workspace.frame();
+    detail::CallScope<B> scope(backend, extra...);
     typename detail::KeptArrays<T, B>::Draft kept(tape.arrays_, backend, "layer");
     const detail::HeadSizes of_heads{c.num_heads, c.value_dim};
     const auto heads = detail::head_buffers<T, false>(kept, batch, length, {of_heads})[0];
@@ -284,7 +282,7 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
     const auto scores = detail::chain(score_.there(), of_call);
     auto checked = detail::attend_call<T, detail::memory_of<B>>(
         names, heads, q, detail::kv_of(names, q, made.key, made.value, given.ragged), mask, scores, sink_.there(),
-        given, frame);
+        given, scope.frame);
     const detail::NamedArray read[] = {{"x", detail::footprint(x)},
                                        {"the memory", detail::footprint(memory)},
                                        {"the Sink", detail::footprint(checked.sink.data, checked.sink.size)}};
@@ -316,13 +314,12 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
                       made.q_before_norm,
                       made.key_before_norm};
 
-    const auto call = detail::staged(backend, std::move(checked), frame, workspace);
+    const auto call = detail::staged(backend, std::move(checked), scope.frame, scope.workspace);
     const auto w = parameters_.views();
-    const detail::ItemsOn<B> items{backend, workspace};
-    this->project(backend, x, made, detail::positions_of<Rows>(call), w, frame, workspace);
-    detail::run<true>(backend, call, workspace);
-    const auto rows = detail::gated_rows<B, Concat, T>(heads, products_.vectors(w).gate, frame, items);
-    detail::finish_rows<Output>(products_, rows, w, y, frame, items, extra...);
+    this->project(scope, x, made, detail::positions_of<Rows>(call), w);
+    detail::run<true>(backend, call, scope.workspace);
+    const auto rows = detail::gated_rows<B, Concat, T>(heads, products_.vectors(w).gate, scope.frame, scope.items);
+    detail::finish_rows<Output>(products_, rows, w, y, scope.frame, scope.items, extra...);
     tape.attention_.end();
   }
 
@@ -360,37 +357,36 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
     tape.require_reachable(backend);
     detail::require_backward_reachable(backend, dy, dx, detail::memory_of_given(gradients));
     detail::require_reachable(backend, "backward", "d_memory", d_memory);
-    [[maybe_unused]] const auto held = detail::entered(backend, workspace);
-    auto frame = workspace.frame();
+    detail::CallScope<B> scope(backend, workspace);
     const Config& c = config_;
     const auto& recorded = tape.recorded_;
     const detail::HeadSizes q{c.num_heads, c.head_dim}, k{c.num_kv_heads, c.head_dim}, v{c.num_kv_heads, c.value_dim},
         heads{c.num_heads, c.value_dim};
     const auto w = products_.readable(backend, parameters_.views(), parameters_.packed_only(),
-                                      parameters_.layout(static_cast<const T*>(nullptr)), frame);
-    const detail::ItemsOn<B> items{backend, workspace};
+                                      parameters_.layout(static_cast<const T*>(nullptr)), scope.frame);
     detail::BackwardTensors<T> tensors{recorded, dy, d_x, memory_to, {}, {}, {}, {}, {}, d_score.bias.wanted()};
-    tensors.gated = detail::gated_rows<B, Concat, T>(recorded.heads, w.gate, frame, items);
+    tensors.gated = detail::gated_rows<B, Concat, T>(recorded.heads, w.gate, scope.frame, scope.items);
     const Index *const x = recorded.x.extent, *const memory = recorded.memory.extent;
-    tensors.d_heads = detail::head_buffers<T, false>(frame, x[0], x[1], {heads})[0];
+    tensors.d_heads = detail::head_buffers<T, false>(scope.frame, x[0], x[1], {heads})[0];
     // Side by side, so that one product makes all gradients of what comes from the same rows.
     if (!recorded.cross) {
-      const auto all = detail::head_buffers<A, true>(frame, x[0], x[1], {q, k, v});
+      const auto all = detail::head_buffers<A, true>(scope.frame, x[0], x[1], {q, k, v});
       tensors.d_q = all[0], tensors.d_key = all[1], tensors.d_value = all[2];
     } else {
-      tensors.d_q = detail::head_buffers<A, true>(frame, x[0], x[1], {q})[0];
-      const auto both = detail::head_buffers<A, true>(frame, memory[0], memory[1], {k, v});
+      tensors.d_q = detail::head_buffers<A, true>(scope.frame, x[0], x[1], {q})[0];
+      const auto both = detail::head_buffers<A, true>(scope.frame, memory[0], memory[1], {k, v});
       tensors.d_key = both[0], tensors.d_value = both[1];
     }
     const auto of_score = detail::score_of(gradients);
     detail::LayerBackwardSteps<T, B, Policies, std::remove_const_t<decltype(of_score)>> steps(
-        norm_, position_, w, tensors, detail::named_there(gradients, shapes()), of_score, backend, workspace, frame);
+        norm_, position_, w, tensors, detail::named_there(gradients, shapes()), of_score, backend, scope.workspace,
+        scope.frame);
     const detail::HeadGradients<T> attention{
         recorded.q,     recorded.key,    recorded.value,
         recorded.heads, tensors.d_heads, tensors.d_q,
         tensors.d_key,  tensors.d_value, steps.sinks(),
         d_score.bias,   d_score.numbers, {{"dx", detail::footprint(dx)}, {"d_memory", detail::footprint(d_memory)}}};
-    tape.policies_.get()->backward(backend, tape.attention_, attention, steps, workspace);
+    tape.policies_.get()->backward(backend, tape.attention_, attention, steps, scope.workspace);
   }
 
   std::uint64_t policies_now_ = detail::next_version();  // of this layer and its copies

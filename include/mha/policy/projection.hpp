@@ -23,10 +23,10 @@ void write_weights(const Matrix& from, Index in, Index out, const View& to, cons
   constexpr bool matrix = ViewableOfRank<Matrix, 2> && may_lie_in<Matrix, Memory::host>();
   static_assert(writable,
                 "mha: parameters() are read-only: write weights by layer.update([&](auto& p) { p.query = matrix; }) "
-                "(see mha/layer/parameters.hpp)");
+                "(see mha/layer/parameter_views.hpp)");
   static_assert(matrix,
                 "mha: p.query, key, value and output are written from a matrix (in, out) in the host's memory: an "
-                "Eigen matrix, an mha::Tensor or a view, no expression (see mha/layer/parameters.hpp)");
+                "Eigen matrix, an mha::Tensor or a view, no expression (see mha/layer/parameter_views.hpp)");
   if constexpr (writable && matrix) {
     const auto v = ViewTraits<Matrix>::view(from);
     require_data("update", "the matrix", v);

@@ -5,7 +5,6 @@
 #include <gtest/gtest.h>
 
 #include <mha/block/linear_weights.hpp>
-#include <mha/core/tensor.hpp>
 
 #include "message_of.hpp"
 
@@ -25,19 +24,6 @@ TEST(LinearViews, FlatNeedsOwnWeights) {
       "by name");
   p.all = numbers;
   EXPECT_EQ(p.flat().size(), 6u);
-}
-
-TEST(CheckBorrowed, SaysBothShapes) {
-  mha::Tensor<float, 2> w(3, 5);
-  const mha::TensorView<const float, 2> matrix = w.view();
-  mha::detail::check_borrowed("weight", matrix, 3, 5);
-  EXPECT_EQ(message_of([&] { mha::detail::check_borrowed("weight", matrix, 4, 5); }),
-            "borrow: the weight matrix is (3, 5), expected (4, 5)");
-  EXPECT_EQ(message_of([&] { mha::detail::check_borrowed("weight", matrix, 5, 3); }),
-            "borrow: the weight matrix is (3, 5), expected (5, 3): pass mha::transposed(view)");
-  mha::Tensor<float, 1> b(4);
-  EXPECT_EQ(message_of([&] { mha::detail::check_borrowed<float>("bias", b.view(), 5); }),
-            "borrow: the bias has 4 elements, expected 5");
 }
 
 TEST(LinearConfig, SizesAreAtLeastOne) {

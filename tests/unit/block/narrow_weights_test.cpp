@@ -302,6 +302,33 @@ TYPED_TEST(NarrowWeights, CannotBeWrittenAndGiveWayToOthers) {
   EXPECT_EQ(linear(x)(0, 1), 3);
 }
 
+TEST(WidenParts, WritesEveryViewInItsOwnLayout) {
+  Tensor<mha::half, 1> from(60);
+  for (Index i = 0; i < 60; ++i) from(i) = mha::half(static_cast<float>(i + 1));
+  const mha::half* const data = std::as_const(from).data();
+  mha::ParameterViews<const mha::half> narrow;
+  narrow.query = {mha::view(data, 2, 3, 4), mha::view(data + 24, 2, 4)};
+  narrow.value.heads = {data + 32, {1, 3, 4}, {12, 1, 3}};  // stored (out, in)
+  narrow.output.weight = mha::view(data + 44, 2, 3);
+  narrow.gate = mha::view(data + 50, 2);
+
+  Tensor<float, 1> to(60);
+  mha::ParameterViews<float> wide;
+  wide.query = {mha::view(to.data(), 2, 3, 4), mha::view(to.data() + 24, 2, 4)};
+  wide.value.heads = mha::view(to.data() + 32, 1, 3, 4);
+  wide.output.weight = mha::view(to.data() + 44, 2, 3);
+  wide.gate = mha::view(to.data() + 50, 2);
+  mha::detail::widen_parts(narrow, wide);
+  const auto same = [&](Index begin, Index end) {
+    for (Index i = begin; i < end; ++i) EXPECT_EQ(to(i), static_cast<float>(i + 1)) << i;
+  };
+  same(0, 32);
+  same(44, 52);
+  for (Index e = 0; e < 3; ++e)
+    for (Index d = 0; d < 4; ++d) EXPECT_EQ(to(32 + e * 4 + d), static_cast<float>(33 + d * 3 + e)) << e << ", " << d;
+  for (Index i = 52; i < 60; ++i) EXPECT_EQ(to(i), 0) << i;
+}
+
 TEST(DropUnpacked, LeavesTheResultsAndFreesTheRest) {
   support::Random random("drop");
   Tensor<float, 2> x(5, 24), r(5, 20);

@@ -3,6 +3,7 @@
 #include <span>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -43,6 +44,22 @@ template <class Views> std::vector<float> numbers_of(const Views& p) { return {p
 template <class G> void count_up(G& gradients) {
   float next = 0;
   for (auto& d : gradients.flat()) d = next++;
+}
+
+TEST(Parts, OverlapWhereOneOfThemDoes) {
+  float numbers[40] = {};
+  const auto matrix = [&](int at) { return mha::view(std::as_const(numbers) + at, 2, 3); };
+  const auto vector = [&](int at) { return mha::view(std::as_const(numbers) + at, 3); };
+  // Each part of one is where the last part of the other begins, or behind it.
+  const mha::LinearViews<const float> at_once{matrix(0), vector(6), matrix(9), vector(15), {}};
+  for (const int part : {0, 6, 9, 15}) EXPECT_TRUE(mha::detail::parts_overlap(at_once, vector(part))) << part;
+  EXPECT_FALSE(mha::detail::parts_overlap(at_once, vector(18)));
+  EXPECT_FALSE(mha::detail::parts_overlap(mha::LinearViews<const float>{}, vector(0)));
+
+  mha::LinearViews<const float> other{matrix(18), vector(24), matrix(27), vector(17), {}};
+  EXPECT_TRUE(mha::detail::parts_overlap(at_once, other));
+  other.gate_bias = vector(33);
+  EXPECT_FALSE(mha::detail::parts_overlap(at_once, other));
 }
 
 TEST(ForEach, OneOptimiserServesLayersAndBlocks) {

@@ -9,8 +9,11 @@
 #include <mha/core/tensor.hpp>
 #include <mha/interop/eigen.hpp>
 
+#include "message_of.hpp"
+
 namespace {
 
+using support::message_of;
 using Vector = mha::WeightView<float, 1>;
 using Matrix = mha::WeightView<float, 2>;
 
@@ -43,6 +46,19 @@ TEST(WeightView, OtherMatricesAreNoVectors) {
   } catch (const mha::ShapeError& e) {
     EXPECT_EQ(std::string(e.what()), "borrow: a bias, norm or gate is (2, 3), expected one row or one column");
   }
+}
+
+TEST(CheckBorrowed, SaysBothShapes) {
+  mha::Tensor<float, 2> w(3, 5);
+  const mha::TensorView<const float, 2> matrix = w.view();
+  mha::detail::check_borrowed("weight", matrix, 3, 5);
+  EXPECT_EQ(message_of([&] { mha::detail::check_borrowed("weight", matrix, 4, 5); }),
+            "borrow: the weight matrix is (3, 5), expected (4, 5)");
+  EXPECT_EQ(message_of([&] { mha::detail::check_borrowed("weight", matrix, 5, 3); }),
+            "borrow: the weight matrix is (3, 5), expected (5, 3): pass mha::transposed(view)");
+  mha::Tensor<float, 1> b(4);
+  EXPECT_EQ(message_of([&] { mha::detail::check_borrowed<float>("bias", b.view(), 5); }),
+            "borrow: the bias has 4 elements, expected 5");
 }
 
 }  // namespace

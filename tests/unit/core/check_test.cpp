@@ -167,6 +167,11 @@ struct Window {
   Required<int, "Window: left"> left;
 };
 
+TEST(AtMostOne, CountsWhatIsSo) {
+  static_assert(mha::detail::at_most_one<> && mha::detail::at_most_one<false, true, false>);
+  static_assert(!mha::detail::at_most_one<true, false, true>);
+}
+
 TEST(Required, IsRefusedByItsName) {
   EXPECT_EQ(message_of<ShapeError>([] { static_cast<void>(Window{.left = std::int64_t{1} << 31}); }),
             "Window: left is 2147483648, the largest is 2147483647");
