@@ -72,11 +72,7 @@ void require_backward(const char* call, const AttendBackwardCall<T, Source, M, S
   destination("the gradient of q", c.query, "q", q);
   destination("the gradient of k", c.key, "k", k);
   destination("the gradient of v", c.value, "v", v);
-  if (!log_sum_exp) return;
-  require_data(call, "LogSumExpGradient", c.d_log_sum_exp);
-  require_equal(call, "batch", "q", q.batch(), "LogSumExpGradient", c.d_log_sum_exp.extent[0]);
-  require_equal(call, "heads", "q", q.heads(), "LogSumExpGradient", c.d_log_sum_exp.extent[1]);
-  require_equal(call, "length", "q", q.length(), "LogSumExpGradient", c.d_log_sum_exp.extent[2]);
+  if (log_sum_exp) require_log_sum_exp_gradient(call, "q", q, c.d_log_sum_exp);
 }
 
 /// What a backward pass reads and writes of one of its arguments.

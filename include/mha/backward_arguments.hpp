@@ -118,6 +118,16 @@ constexpr TensorView<const A, 3> given_d_log_sum_exp(const E& first, const Rest&
   }
 }
 
+/// It has a number for each row of the heads of a call.
+template <class T, class A>
+void require_log_sum_exp_gradient(const char* call, const char* of, const TensorView<const T, 4>& heads,
+                                  const TensorView<const A, 3>& d) {
+  require_data(call, "LogSumExpGradient", d);
+  require_equal(call, "batch", of, heads.batch(), "LogSumExpGradient", d.extent[0]);
+  require_equal(call, "heads", of, heads.heads(), "LogSumExpGradient", d.extent[1]);
+  require_equal(call, "length", of, heads.length(), "LogSumExpGradient", d.extent[2]);
+}
+
 /// f(the call's SinkGradient, whether it is added to), if there is one.
 template <class F, class... Extra> void with_sink_gradient(F&& f, const Extra&... extra) {
   [[maybe_unused]] const auto look = [&](const auto& e) {

@@ -3,6 +3,7 @@
 
 #include <type_traits>
 
+#include "../backward_arguments.hpp"
 #include "../block/arguments.hpp"
 #include "../block/device_gradients.hpp"
 #include "../block/recording.hpp"
@@ -118,24 +119,53 @@ template <class E, class... Rest> ScoreTo find_score_gradient(const E& first, co
   }
 }
 
+/// What backward() is given after the tape.
+template <class T, class... Extra> BesideGradients<T> find_beside_gradients(const Extra&... extra) {
+  BesideGradients<T> given{find_memory_into<T>(extra...), find_bias_gradient<T>(extra...),
+                           find_score_gradient(extra...)};
+  if constexpr ((LogSumExpGradientArgument<Extra> || ...))
+    given.d_log_sum_exp = given_d_log_sum_exp<Accumulator<T>>(extra...);
+  return given;
+}
+
+/// It fits the call on the tape, whose memory has rows of this width.
+template <class T>
+void require_beside_gradients(const RecordedTensors<T>& recorded, const BesideGradients<T>& given, Index kv_model) {
+  const bool wanted = given.memory.wanted;
+  require(recorded.cross || !wanted, "backward: memory_into() is given, but the call on the tape had no memory");
+  require(!recorded.cross || wanted || recorded.memory.size() == 0,
+          "backward: the call on the tape had a memory: give mha::memory_into(d_memory) for its gradient");
+  if (wanted) require_gradient_rows("memory", recorded.memory, "d_memory", given.memory.to, kv_model);
+  if (given.d_log_sum_exp)
+    require_log_sum_exp_gradient("backward", "the call on the tape", recorded.q, *given.d_log_sum_exp);
+}
+
 /// What a layer's backward pass writes shares no memory with what else it writes, nor with what it reads.
 template <class T, class Gradients>
 void require_layer_apart(const RecordedTensors<T>& recorded, const TensorView<const T, 3>& dy,
                          const ParameterViews<const T>& w, const Gradients* gradients, const TensorView<T, 3>& dx,
-                         const TensorView<T, 3>& d_memory, const BiasTo<T>& d_bias, const ScoreTo& d_score) {
+                         const BesideGradients<T>& given) {
   const auto numbers = memory_of_given(gradients);
+  const TensorView<T, 3>& d_memory = given.memory.to;
+  const Footprint of_rows = given.d_log_sum_exp ? footprint(*given.d_log_sum_exp) : Footprint{};
   const auto apart = [&](const char* name, const TensorView<T, 3>& to) {
     require_apart(name, to, recorded.x, dy, numbers);
     require_apart_from_parameters(name, footprint(to), w);
     require(!share_elements(to, recorded.memory), "backward: ", name, " overlaps the memory");
+    require(!share_bytes(footprint(to), of_rows), "backward: ", name, " overlaps the LogSumExpGradient");
   };
   apart("dx", dx);
   require(!may_overlap(recorded.memory, numbers), "backward: the memory overlaps the gradients");
+  require(!share_bytes(of_rows, footprint(numbers)), "backward: the LogSumExpGradient overlaps the gradients");
   if (d_memory.data != nullptr) apart("d_memory", d_memory);
   require(d_memory.data == nullptr || !share_elements(dx, d_memory), "backward: dx overlaps d_memory");
-  const NamedArray others[] = {
-      {"x", footprint(recorded.x)}, {"the memory", footprint(recorded.memory)}, {"dy", footprint(dy)},
-      {"dx", footprint(dx)},        {"d_memory", footprint(d_memory)},          {"the gradients", footprint(numbers)}};
+  const NamedArray others[] = {{"x", footprint(recorded.x)},
+                               {"the memory", footprint(recorded.memory)},
+                               {"dy", footprint(dy)},
+                               {"dx", footprint(dx)},
+                               {"d_memory", footprint(d_memory)},
+                               {"the gradients", footprint(numbers)},
+                               {"the LogSumExpGradient", of_rows}};
   const auto score_apart = [&](const char* name, const Footprint& to) {
     for (const NamedArray& other : others)
       require(!share_bytes(to, other.at), "backward: ", name, " overlaps ", other.name);
@@ -144,10 +174,11 @@ void require_layer_apart(const RecordedTensors<T>& recorded, const TensorView<co
       require(gradients == nullptr || !share_bytes(to, footprint(&gradients->score, 1)), "backward: ", name,
               " overlaps the gradients of the layer's score");
   };
-  score_apart("the BiasGradient", footprint(d_bias.own));
-  score_apart("the BiasGradient", footprint(d_bias.wide));
-  score_apart("the ScoreGradient", d_score.at);
-  require(!share_bytes(d_score.at, footprint(d_bias.own)) && !share_bytes(d_score.at, footprint(d_bias.wide)),
+  const Footprint own = footprint(given.bias.own), wide = footprint(given.bias.wide), score = given.score.at;
+  score_apart("the BiasGradient", own);
+  score_apart("the BiasGradient", wide);
+  score_apart("the ScoreGradient", score);
+  require(!share_bytes(score, own) && !share_bytes(score, wide),
           "backward: the ScoreGradient overlaps the BiasGradient");
 }
 
@@ -155,17 +186,18 @@ void require_layer_apart(const RecordedTensors<T>& recorded, const TensorView<co
 template <class Gradients, class... Extra> constexpr bool check_layer_backward_arguments() {
   static_assert(
       ((GradientsArgument<Extra> || IntoArgument<Extra> || AddToArgument<Extra> || MemoryIntoArgument<Extra> ||
-        BiasGradientArgument<Extra> || ScoreGradientArgument<Extra> || WorkspaceArgument<Extra> ||
-        BackendArgument<Extra>)&&...),
+        BiasGradientArgument<Extra> || ScoreGradientArgument<Extra> || LogSumExpGradientArgument<Extra> ||
+        WorkspaceArgument<Extra> || BackendArgument<Extra>)&&...),
       "mha: after the tape backward() takes gradients, mha::into(dx) or mha::add_to(dx), mha::memory_into(d_memory), a "
-      "BiasGradient, a ScoreGradient, a Workspace and a backend; masks and scores are those that the tape has recorded "
-      "(see mha/layer/backward_call.hpp)");
+      "BiasGradient, a ScoreGradient, a LogSumExpGradient, a Workspace and a backend; masks and scores are those that "
+      "the tape has recorded (see mha/layer/backward_call.hpp)");
   static_assert(
       at_most_one<(IntoArgument<Extra> || AddToArgument<Extra>)...> && at_most_one<MemoryIntoArgument<Extra>...> &&
           at_most_one<BiasGradientArgument<Extra>...> && at_most_one<ScoreGradientArgument<Extra>...> &&
-          at_most_one<WorkspaceArgument<Extra>...> && at_most_one<BackendArgument<Extra>...>,
+          at_most_one<LogSumExpGradientArgument<Extra>...> && at_most_one<WorkspaceArgument<Extra>...> &&
+          at_most_one<BackendArgument<Extra>...>,
       "mha: one of mha::into(dx) and mha::add_to(dx), mha::memory_into(d_memory), a BiasGradient, a ScoreGradient, a "
-      "Workspace and a backend may be given once each (see mha/layer/backward_call.hpp)");
+      "LogSumExpGradient, a Workspace and a backend may be given once each (see mha/layer/backward_call.hpp)");
   return check_gradients<Gradients, Extra...>();
 }
 

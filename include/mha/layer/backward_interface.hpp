@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include "../block/rows.hpp"
 #include "../core/overlap.hpp"
@@ -34,10 +35,14 @@ struct ScoreTo {
   Footprint at{};
 };
 
-/// Where the gradients of the call's scores go.
-template <class T> struct ScoreDestinations {
+/// What backward() is given beside dy, the tape, and where the gradients of parameters and of x go.
+///
+/// Shapes    d_log_sum_exp (B, Hq, Lq)
+template <class T> struct BesideGradients {
+  MemoryTo<T> memory;
   BiasTo<T> bias;
-  ScoreTo numbers;
+  ScoreTo score;
+  std::optional<TensorView<const Accumulator<T>, 3>> d_log_sum_exp{};
 };
 
 /// The tensors of a recorded call.

@@ -79,6 +79,7 @@ template <class Base> class InPlace {
 /// The tensors of a layer's attention in the backward pass.
 template <class T> struct HeadGradients {
   TensorView<const T, 4> q, key, value, out, d_out;
+  TensorView<const Accumulator<T>, 3> d_log_sum_exp;  ///< null data for 0
   GradientTo<T> d_q, d_key, d_value;
   LongSum<Accumulator<T>>* sink = nullptr;
   BiasTo<T> bias{};
@@ -199,7 +200,7 @@ class PoliciesOf final : public RecordedPolicies<T, B> {
         staged(backend, forward, frame, workspace),
         heads.out,
         heads.d_out,
-        {},
+        heads.d_log_sum_exp,
         tape.level(),
         tape.sum(),
         heads.d_q,

@@ -78,7 +78,7 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
   using Score = typename Policies::Score;
   using Sink = typename Policies::Sink;
   using Rows = TensorView<const T, 3>;
-  using ScoreDestinations = detail::ScoreDestinations<T>;
+  using Given = detail::BesideGradients<T>;
   using Base::backend_, Base::config_, Base::norm_, Base::parameters_, Base::position_, Base::products_, Base::mask_,
       Base::score_, Base::sink_;
 
@@ -166,8 +166,8 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
   /// Then      gradients, without which those of the parameters are not computed; mha::into(dx) or mha::add_to(dx),
   ///           mha::memory_into(d_memory) or mha::memory_into(mha::add_to(d_memory)), BiasGradient(table), which writes
   ///           the gradient of the call's AdditiveBias, ScoreGradient(score), which writes those of the numbers of the
-  ///           call's score, a Workspace, another value of the backend's type. Masks, scores and all else of the call
-  ///           are on the tape
+  ///           call's score, LogSumExpGradient(d) (B, Hq, Lq) of what a LogSumExp has, a Workspace, another value of
+  ///           the backend's type. Masks, scores and all else of the call are on the tape
   /// Numerics  sums in Accumulator<T>, over rows of bias, norm and gates in double for float; the same bits for any
   ///           number of threads; a row whose gradient is exactly 0, as that of a hidden key, adds nothing, whatever
   ///           stands in it. A NaN in dy reaches the gradients of W_O and of gates, even where the row sees no key
@@ -190,11 +190,10 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
       Workspace own;
       Workspace& workspace = detail::workspace_or(own, extra...);
       Gradients* const gradients = detail::find_gradients<Gradients>(extra...);
-      const ScoreDestinations d_score{detail::find_bias_gradient<T>(extra...), detail::find_score_gradient(extra...)};
-      const detail::MemoryTo<T> d_memory = detail::find_memory_into<T>(extra...);
+      const Given beside = detail::find_beside_gradients<T>(extra...);
       return detail::gradient_of_rows<DY, T>(
           backend, given, config_.d_model,
-          [&](const auto& dx) { back(given, tape, gradients, dx, d_memory, d_score, backend, workspace); }, extra...);
+          [&](const auto& dx) { back(given, tape, gradients, dx, beside, backend, workspace); }, extra...);
     }
   }
   // Refused in one sentence.
@@ -324,7 +323,7 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
   }
 
   void check_backward(const Rows& dy, const Tape& tape, const Gradients* gradients, const TensorView<T, 3>& dx,
-                      const detail::MemoryTo<T>& d_memory, const ScoreDestinations& d_score) const {
+                      const Given& given) const {
     using detail::require;
     const auto& recorded = tape.recorded_;
     detail::require_recorded(tape.recorded(), tape.version_ == parameters_.version(), "layer");
@@ -332,31 +331,27 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
             "backward: the tape was recorded under other policies: by another layer of these weights, or before an "
             "update() of this one's score or Sink");
     require_trainable("backward");
-    const Rows &x = recorded.x, &memory = recorded.memory;
+    const Rows& x = recorded.x;
     detail::require_gradient_rows("x", x, "dy", dy, this->output_width());
     detail::require_gradient_rows("x", x, "dx", dx, config_.d_model);
-    require(recorded.cross || !d_memory.wanted,
-            "backward: memory_into() is given, but the call on the tape had no memory");
-    require(!recorded.cross || d_memory.wanted || memory.size() == 0,
-            "backward: the call on the tape had a memory: give mha::memory_into(d_memory) for its gradient");
-    if (d_memory.wanted) detail::require_gradient_rows("memory", memory, "d_memory", d_memory.to, config_.kv_model);
+    detail::require_beside_gradients(recorded, given, config_.kv_model);
     if (gradients != nullptr) {
       detail::require_gradients("backward", detail::shapes_of(*gradients), shapes());
       if constexpr (trains) detail::require_score_gradients("backward", score_.own(), detail::shaped(*gradients).score);
     }
-    detail::require_layer_apart(recorded, dy, parameters_.views(), gradients, dx, d_memory.to, d_score.bias,
-                                d_score.numbers);
+    detail::require_layer_apart(recorded, dy, parameters_.views(), gradients, dx, given);
   }
 
   MHA_NO_INLINE void back(const Rows& dy, const Tape& tape, Gradients* gradients, const detail::RowGradient<T>& d_x,
-                          const detail::MemoryTo<T>& memory_to, const ScoreDestinations& d_score, const B& backend,
-                          Workspace& workspace) const {
-    const TensorView<T, 3>&dx = d_x.to, &d_memory = memory_to.to;
-    check_backward(dy, tape, gradients, dx, memory_to, d_score);
+                          const Given& given, const B& backend, Workspace& workspace) const {
+    const TensorView<T, 3>&dx = d_x.to, &d_memory = given.memory.to;
+    const auto d_log_sum_exp = given.d_log_sum_exp.value_or(TensorView<const A, 3>{});
+    check_backward(dy, tape, gradients, dx, given);
     detail::require_supported(backend, "backward");
     tape.require_reachable(backend);
     detail::require_backward_reachable(backend, dy, dx, detail::memory_of_given(gradients));
     detail::require_reachable(backend, "backward", "d_memory", d_memory);
+    detail::require_reachable(backend, "backward", "LogSumExpGradient", d_log_sum_exp);
     detail::CallScope<B> scope(backend, workspace);
     const Config& c = config_;
     const auto& recorded = tape.recorded_;
@@ -364,7 +359,7 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
         heads{c.num_heads, c.value_dim};
     const auto w = products_.readable(backend, parameters_.views(), parameters_.packed_only(),
                                       parameters_.layout(static_cast<const T*>(nullptr)), scope.frame);
-    detail::BackwardTensors<T> tensors{recorded, dy, d_x, memory_to, {}, {}, {}, {}, {}, d_score.bias.wanted()};
+    detail::BackwardTensors<T> tensors{recorded, dy, d_x, given.memory, {}, {}, {}, {}, {}, given.bias.wanted()};
     tensors.gated = detail::gated_rows<B, Concat, T>(recorded.heads, w.gate, scope.frame, scope.items);
     const Index *const x = recorded.x.extent, *const memory = recorded.memory.extent;
     tensors.d_heads = detail::head_buffers<T, false>(scope.frame, x[0], x[1], {heads})[0];
@@ -382,10 +377,19 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
         norm_, position_, w, tensors, detail::named_there(gradients, shapes()), of_score, backend, scope.workspace,
         scope.frame);
     const detail::HeadGradients<T> attention{
-        recorded.q,     recorded.key,    recorded.value,
-        recorded.heads, tensors.d_heads, tensors.d_q,
-        tensors.d_key,  tensors.d_value, steps.sinks(),
-        d_score.bias,   d_score.numbers, {{"dx", detail::footprint(dx)}, {"d_memory", detail::footprint(d_memory)}}};
+        recorded.q,
+        recorded.key,
+        recorded.value,
+        recorded.heads,
+        tensors.d_heads,
+        d_log_sum_exp,
+        tensors.d_q,
+        tensors.d_key,
+        tensors.d_value,
+        steps.sinks(),
+        given.bias,
+        given.score,
+        {{"dx", detail::footprint(dx)}, {"d_memory", detail::footprint(d_memory)}}};
     tape.policies_.get()->backward(backend, tape.attention_, attention, steps, scope.workspace);
   }
 

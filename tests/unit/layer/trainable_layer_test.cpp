@@ -260,6 +260,42 @@ TEST(TrainableLayer, GradientsOfCrossAttention) {
   for (std::size_t i = 0; i < g.flat().size(); ++i) EXPECT_NEAR(g.flat()[i], h.flat()[i], 1e-12);
 }
 
+TEST(TrainableLayer, GradientsThroughTheLogSumExp) {
+  Exact<mha::Causal, mha::Rotary<>, mha::QkNorm, mha::Sink, mha::SoftCap> layer(
+      {.d_model = 8, .num_heads = 2, .bias = true}, mha::Sink({0.5f, -1.f}), mha::SoftCap{3});
+  draw(layer, "log-sum-exp");
+  Rows x = random_rows("log-sum-exp x", 2, 4, 8);
+  const Rows dy = random_rows("log-sum-exp dy", 2, 4, 8), of_rows = random_rows("d", 2, 2, 4);
+  Rows lse(2, 2, 4);
+  auto tape = layer.tape();
+  auto g = layer.gradients();
+  static_cast<void>(layer(x, tape, mha::LogSumExp(lse)));
+  const Rows dx = layer.backward(dy, tape, g, mha::LogSumExpGradient(of_rows));
+  const auto loss = [&] {
+    Rows now(2, 2, 4);
+    const double of_y = inner(dy, layer(x, mha::LogSumExp(now)));
+    return of_y + inner(of_rows, now);
+  };
+  expect_rows("log-sum-exp", "x", x, dx, loss);
+  expect_parameters("log-sum-exp", layer, g, loss);
+
+  // The same of one head in a ragged batch, and without gradients of parameters.
+  mha::MultiHeadAttention<double, mha::Cpu, mha::Causal> plain({.d_model = 6, .num_heads = 1});
+  draw(plain, "ragged");
+  const std::vector<Index> offsets{0, 3, 8};
+  Rows rows = random_rows("ragged x", 1, 8, 6);
+  const Rows d_rows = random_rows("ragged dy", 1, 8, 6), d = random_rows("ragged d", 1, 1, 8);
+  const auto d_one_head = mha::view(d.data(), 8);
+  auto of_sequences = plain.tape();
+  static_cast<void>(plain(rows, of_sequences, mha::Ragged{offsets}));
+  expect_rows("ragged log-sum-exp", "x", rows, plain.backward(d_rows, of_sequences, mha::LogSumExpGradient(d_one_head)),
+              [&] {
+                Rows now(1, 1, 8);
+                const double of_y = inner(d_rows, plain(rows, mha::Ragged{offsets}, mha::LogSumExp(now)));
+                return of_y + inner(d, now);
+              });
+}
+
 /// The layer and its gradients as loops in double, causal, by the formulas: nothing of the library computes here.
 struct ByHand {
   Index batch, length, model, heads, groups, dim, value_dim;
@@ -571,6 +607,17 @@ TEST(TrainableLayer, RefusesWhatDoesNotFitAndChangesNothing) {
   EXPECT_EQ(backward(dy, across, g, mha::memory_into(empty)), "backward: memory has batch 2 but d_memory has batch 0");
   EXPECT_EQ(backward(dy, across, g, mha::memory_into(no_rows)),
             "backward: memory has length 3 but d_memory has length 0");
+  const Rows short_rows(2, 2, 4), heads_rows(2, 1, 5);
+  EXPECT_EQ(backward(dy, tape, g, mha::LogSumExpGradient(short_rows)),
+            "backward: the call on the tape has length 5 but LogSumExpGradient has length 4");
+  EXPECT_EQ(backward(dy, tape, g, mha::LogSumExpGradient(heads_rows)),
+            "backward: the call on the tape has 2 heads but LogSumExpGradient has 1");
+  EXPECT_EQ(backward(dy, tape, g, mha::LogSumExpGradient(empty)),
+            "backward: the call on the tape has batch 2 but LogSumExpGradient has batch 0");
+  EXPECT_EQ(backward(dy, tape, g, mha::LogSumExpGradient(mha::view(dx.data(), 2, 2, 5)), mha::into(dx)),
+            "backward: dx overlaps the LogSumExpGradient");
+  EXPECT_EQ(backward(dy, tape, g, mha::LogSumExpGradient(mha::view(g.flat().data(), 2, 2, 5))),
+            "backward: the LogSumExpGradient overlaps the gradients");
   const auto into_gradients = mha::view(g.flat().data(), 2, 5, 8);
   EXPECT_EQ(backward(dy, tape, g, mha::into(into_gradients)), "backward: dx overlaps the gradients");
   EXPECT_EQ(backward(into_gradients, tape, g), "backward: dy overlaps the gradients");
