@@ -63,7 +63,7 @@ template <class A> constexpr TensorView<A, 3> row_axes(const TensorView<A, 1>& v
 
 }  // namespace detail
 
-/// Also write the natural log-sum-exp of every row, −∞ for a fully masked one.
+/// Also write the natural log-sum-exp of every row, −∞ for a fully masked one; the logit of a Sink is not part of it.
 ///
 /// Shapes    (B, Hq, Lq); (Hq, Lq) for a call without a batch, (Lq) for one head; ragged: (Hq, ΣLq)
 template <class A> struct LogSumExp {
