@@ -41,12 +41,13 @@ inline std::string json_text(std::string_view text) {
   constexpr std::string_view named = "\"\\\b\f\n\r\t", letters = "\"\\bfnrt";
   std::string json = "\"";
   for (const char c : text) {
-    if (const std::size_t at = named.find(c); at != named.npos)
-      (json += '\\') += letters[at];
-    else if (const auto byte = static_cast<unsigned char>(c); byte < 0x20)
-      ((json += "\\u00") += digits[byte >> 4]) += digits[byte & 15];
-    else
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte >= 0x20 && c != '"' && c != '\\')
       json += c;
+    else if (const std::size_t at = named.find(c); at != named.npos)
+      (json += '\\') += letters[at];
+    else
+      ((json += "\\u00") += digits[byte >> 4]) += digits[byte & 15];
   }
   return json += '"';
 }

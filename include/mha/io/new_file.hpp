@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <string>
 #include <system_error>
+#include <utility>
 
 #if __has_include(<sys/mman.h>)
 #include <unistd.h>
@@ -39,7 +40,9 @@ class NewFile {
       file_ = open(part_);
       if (file_ != nullptr || errno != EEXIST) break;
     }
-    if (file_ == nullptr) fail(errno);
+    if (file_ != nullptr) return;
+    part_.clear();  // another's
+    fail(errno);
   }
   NewFile(const NewFile&) = delete;
   NewFile& operator=(const NewFile&) = delete;
@@ -54,15 +57,11 @@ class NewFile {
   void commit() {
     errno = 0;
     if (std::fflush(file_) != 0 || !reaches_the_disk(file_)) fail(errno);
-    std::FILE* const file = file_;
-    file_ = nullptr;
+    if (std::fclose(std::exchange(file_, nullptr)) != 0) fail(errno);
     std::error_code error;
-    if (std::fclose(file) != 0) error = std::error_code(errno, std::generic_category());
-    if (!error) std::filesystem::rename(part_, failure_.path, error);
-    if (!error) return;
-    std::error_code ignored;
-    std::filesystem::remove(part_, ignored);
-    fail(error.default_error_condition().value());
+    std::filesystem::rename(part_, failure_.path, error);
+    if (error) fail(error.default_error_condition().value());
+    part_.clear();
   }
 
  private:
@@ -83,11 +82,11 @@ class NewFile {
   }
 
   void discard() noexcept {
-    if (file_ == nullptr) return;
-    std::fclose(file_);
-    file_ = nullptr;
+    if (file_ != nullptr) std::fclose(std::exchange(file_, nullptr));
+    if (part_.empty()) return;
     std::error_code ignored;
     std::filesystem::remove(part_, ignored);
+    part_.clear();
   }
   [[noreturn]] void fail(int error) {
     discard();
@@ -95,7 +94,7 @@ class NewFile {
   }
 
   FileFailure failure_;
-  std::filesystem::path part_;
+  std::filesystem::path part_;  // empty if there is none
   std::FILE* file_ = nullptr;
 };
 

@@ -78,10 +78,17 @@ class SafetensorsWriter {
   ///           view that leads nowhere. Nothing is added then
   template <class Stored = void, class Owner>
   void add(const std::string& name, Owner&& owner, std::shared_ptr<const void> keep_alive = nullptr) {
-    add_joined<Stored>(name, owner, detail::ViewOf<Owner>::rank, std::move(keep_alive));
-    static_assert(detail::view_lasts<Owner>(),
-                  "mha: SafetensorsWriter reads tensors in write(), when a temporary one is gone: name it first "
-                  "(see mha/io/safetensors_writer.hpp)");
+    constexpr bool viewable = Viewable<Owner>;
+    static_assert(viewable,
+                  "mha: SafetensorsWriter takes views, mha::view(pointer, extents...), an mha::Tensor or an Eigen "
+                  "matrix, no expression (see mha/io/safetensors_writer.hpp)");
+    if constexpr (viewable) {
+      constexpr bool lasts = detail::view_lasts<Owner>();
+      static_assert(lasts,
+                    "mha: SafetensorsWriter reads tensors in write(), when a temporary one is gone: name it first "
+                    "(see mha/io/safetensors_writer.hpp)");
+      add_joined<Stored>(name, owner, ViewTraits<std::remove_cvref_t<Owner>>::rank, std::move(keep_alive));
+    }
   }
 
   /// The same, stored with so many axes: those in front become one.

@@ -90,6 +90,18 @@ TEST(NewFile, ReplacesALink) {
   EXPECT_EQ(text_of(link), "new");
 }
 
+TEST(NewFile, IsGoneWhereItsPlaceIsTaken) {
+  const Scratch scratch;
+  const fs::path path = scratch.root() / "a";
+  const std::string error = message_of<std::system_error>([&] {
+    NewFile file({path, fail});
+    fs::create_directory(path);
+    file.commit();
+  });
+  EXPECT_EQ(error, "cannot write '" + path.string() + "': Is a directory");
+  EXPECT_EQ(files_in(scratch.root()), 1);
+}
+
 TEST(NewFile, SaysWhereItCannotBe) {
   const Scratch scratch;
   const std::string absent = (scratch.root() / "no" / "a").string(), folder = scratch.root().string();

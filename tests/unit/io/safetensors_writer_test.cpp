@@ -181,7 +181,7 @@ TEST(SafetensorsWriter, WritesWhatTheReaderReads) {
   Random random("safetensors writer");
   const Scratch scratch;
   const fs::path path = scratch.root() / "m";
-  for (int round = 0; round < 300; ++round) {
+  for (int round = 0; round < 100; ++round) {
     SafetensorsWriter file;
     std::vector<Expected> all;
     std::vector<std::string> names;

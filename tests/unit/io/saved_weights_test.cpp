@@ -231,6 +231,14 @@ TEST(SavedWeights, RefusedOnesChangeNothing) {
   EXPECT_EQ(refused(mha::Linear<float, Reference, mha::SwiGlu>({.inputs = 3, .outputs = 2})),
             at + "there is no tensor 'part.gate.weight' among the 2 of this file");
 
+  // And what is packed of them.
+  mha::Linear<float> packed({.inputs = 2, .outputs = 3});
+  randomize(packed);
+  const std::size_t bytes = packed.packed_bytes();
+  EXPECT_GT(bytes, 0u);
+  EXPECT_NE(message_of<SafetensorsError>([&] { load_weights(file, "part", packed); }), "");
+  EXPECT_EQ(packed.packed_bytes(), bytes);
+
   // Those of a score and a Sink too, before the weights are written.
   using Sinking = mha::MultiHeadAttention<float, Reference, mha::Sink>;
   const auto with_sink = [](float x) { return Sinking({.d_model = 4, .num_heads = 2}, mha::Sink({x, x})); };
