@@ -8,14 +8,11 @@
 // Output      three lines that end in "yes"
 // Next        19_feed_forward.cpp
 #include <cmath>
-#include <cstdint>
 #include <cstdio>
 #include <Eigen/Core>
 #include <exception>
 #include <filesystem>
-#include <fstream>
 #include <random>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -30,32 +27,22 @@ void check(const char* claim, bool holds) {
   failures += !holds;
 }
 
-// What PyTorch would have saved for nn.MultiheadAttention(16, 4): a header in JSON behind its length, then the numbers.
+// What PyTorch would have saved for nn.MultiheadAttention(16, 4).
 std::filesystem::path saved_checkpoint() {
-  // A name of its own: a mapped file must not change, and another run of this program may be writing.
+  // A name of its own: another run of this program may be writing.
   const auto path = std::filesystem::temp_directory_path() /
                     ("mha_18_checkpoint_" + std::to_string(std::random_device{}()) + ".safetensors");
   std::vector<float> numbers;
-  std::string header = "{";
-  const auto add = [&](const char* name, const char* shape, int size) {
-    const std::size_t begin = numbers.size() * sizeof(float);
-    for (int i = 0; i < size; ++i) numbers.push_back(0.3f * std::sin(float(numbers.size() * numbers.size() % 1009)));
-    header += std::string(header == "{" ? "" : ",") + "\"" + name + "\":{\"dtype\":\"F32\",\"shape\":" + shape +
-              ",\"data_offsets\":[" + std::to_string(begin) + "," + std::to_string(numbers.size() * sizeof(float)) +
-              "]}";
-  };
-  add("self_attn.in_proj_weight", "[48,16]", 3 * E * E);
-  add("self_attn.in_proj_bias", "[48]", 3 * E);
-  add("self_attn.out_proj.weight", "[16,16]", E * E);
-  add("self_attn.out_proj.bias", "[16]", E);
-  header += "}";
-  header.resize((header.size() + 7) / 8 * 8, ' ');  // the numbers begin at a multiple of 8
-  std::ofstream file(path, std::ios::binary);
-  const std::uint64_t length = header.size();
-  file.write(reinterpret_cast<const char*>(&length), sizeof length);
-  file.write(header.data(), std::streamsize(header.size()));
-  file.write(reinterpret_cast<const char*>(numbers.data()), std::streamsize(numbers.size() * sizeof(float)));
-  if (!file.flush()) throw std::runtime_error("cannot write " + path.string());
+  for (int i = 0; i < 4 * E * E + 4 * E; ++i) numbers.push_back(0.3f * std::sin(float(i * i % 1009)));
+  const float* const in = numbers.data();
+  const float* const in_bias = in + 3 * E * E;
+  const float* const out = in_bias + 3 * E;
+  mha::SafetensorsWriter file;
+  file.add("self_attn.in_proj_weight", mha::view(in, 3 * E, E));
+  file.add("self_attn.in_proj_bias", mha::view(in_bias, 3 * E));
+  file.add("self_attn.out_proj.weight", mha::view(out, E, E));
+  file.add("self_attn.out_proj.bias", mha::view(out + E * E, E));
+  file.write(path);
   return path;
 }
 

@@ -8,7 +8,7 @@
 // Symbols     E = 32 model width, P = 9 tokens of text, N = 6 nodes: 0 and 1 follow the text, 2 and 3 follow 0,
 //             4 follows 1, 5 follows 3
 // Output      lines that end in "yes"
-// Next        models/, whole models
+// Next        35_save_what_was_trained.cpp
 #include <cmath>
 #include <cstdio>
 #include <Eigen/Core>

@@ -16,6 +16,8 @@
 #include "io/mapped_file.hpp"
 #include "io/rotary_config.hpp"
 #include "io/safetensors.hpp"
+#include "io/safetensors_writer.hpp"
+#include "io/saved_weights.hpp"
 #include "io/t5.hpp"
 #include "io/vit.hpp"
 

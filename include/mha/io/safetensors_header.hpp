@@ -43,6 +43,10 @@ struct SafetensorsHeader {
   std::uint64_t data_begin = 0;  // position of the first byte after the header
 };
 
+/// Of the format: bytes of a header, and the name that is no tensor's.
+inline constexpr std::uint64_t largest_safetensors_header = 100'000'000;
+inline constexpr std::string_view safetensors_metadata = "__metadata__";
+
 /// A text from a file, short enough for a message.
 inline std::string safetensors_excerpt(std::string_view text) {
   constexpr std::size_t longest = 200;
@@ -154,7 +158,7 @@ class SafetensorsHeaderReader {
     if (place_ == Place::outside)
       place_ = Place::root;
     else if (place_ == Place::root)
-      place_ = name_ == metadata_name ? Place::metadata : Place::tensor;
+      place_ = name_ == safetensors_metadata ? Place::metadata : Place::tensor;
     else
       refuse("of type object");
     return true;
@@ -190,8 +194,6 @@ class SafetensorsHeaderReader {
 
  private:
   static constexpr std::uint64_t prefix_bytes = 8;
-  static constexpr std::uint64_t largest_header = 100'000'000;
-  static constexpr std::string_view metadata_name = "__metadata__";
 
   enum class Place : unsigned char { outside, root, metadata, tensor };
   enum Member : unsigned char { dtype, shape, data_offsets };
@@ -204,10 +206,10 @@ class SafetensorsHeaderReader {
     std::uint64_t length = 0;
     for (std::size_t i = prefix_bytes; i-- > 0;) length = length << 8 | std::to_integer<std::uint64_t>(file_[i]);
     const std::string_view all(reinterpret_cast<const char*>(file_.data()), file_.size());
-    if (length > largest_header) {
+    if (length > largest_safetensors_header) {
       const std::string_view other = safetensors_lookalike(all);
       fail(other.empty() ? "the header length is " + number(length) + " bytes, more than the format's limit of " +
-                               number(largest_header)
+                               number(largest_safetensors_header)
                          : "this is not a safetensors file, it seems to be " + std::string(other));
     }
     if (length > file_.size() - prefix_bytes)
@@ -226,7 +228,7 @@ class SafetensorsHeaderReader {
 
   void begin_entry(const std::string& name) {
     name_ = name;
-    if (name == metadata_name) {
+    if (name == safetensors_metadata) {
       if (has_metadata_) fail("the header has __metadata__ twice");
       has_metadata_ = true;
     } else if (header_.tensors.contains(name)) {
@@ -314,7 +316,7 @@ class SafetensorsHeaderReader {
   [[noreturn]] void refuse(const std::string& value) const {
     if (place_ == Place::metadata) fail("__metadata__ '" + safetensors_excerpt(key_) + "' is not a string");
     if (place_ != Place::tensor) {
-      if (name_ == metadata_name) fail("__metadata__ is not an object");
+      if (name_ == safetensors_metadata) fail("__metadata__ is not an object");
       fail_tensor("is not described by an object");
     }
     if (member_ == dtype) fail_tensor("has a dtype that is not a string");
