@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "../../core/dual.hpp"
 #include "../../core/scalar.hpp"
