@@ -42,15 +42,17 @@ template <class A, class E> struct RoundedTable {
 template <class A, class Wanted, class Head, class S, class B> class DeviceScoreGradients {
   using Numbers = OnlyParameters<Wanted>;
   using Sum = LongSum<A>;
-  static_assert(Accumulating<Numbers, S>::count() == 0,
-                "mha: this backend computes no gradients of a score that accumulate() tells: make it a class template "
-                "over its scalar, or its table an AdditiveBias; or leave out ScoreGradient, and call "
-                "attention_backward_into(), which trains no score unasked (see mha/device_score_gradients.hpp)");
+  static constexpr int by_duals = Slots<Numbers, Head>::count();
+  static_assert(all_accumulate_on_device<Numbers, S>(),
+                "mha: on a device accumulate(gradient, dt, s, b, h, q, k) of a score is given a span of the device's "
+                "own: make the type of gradient a template parameter; or leave out ScoreGradient, and call "
+                "attention_backward_into(), which trains no score unasked (see mha/policy/score.hpp)");
   static_assert(check_score_gradients<A, Wanted, S, Head, Numbers>());
 
  public:
   /// Whether store() waits for the sums of a score's numbers.
-  static constexpr bool waits = Slots<Numbers, Head>::count() + Tables<Numbers, Head>::count() > 0;
+  static constexpr bool waits =
+      Slots<Numbers, Head>::count() + Tables<Numbers, Head>::count() + Accumulating<Numbers, S>::count() > 0;
 
   /// Checks the call's BiasGradient, and takes the memory of all sums.
   template <class Frame, class... Extra>
@@ -63,7 +65,8 @@ template <class A, class Wanted, class Head, class S, class B> class DeviceScore
       require_reachable(backend, call, "BiasGradient", given.to);
       place_bias(given, frame);
     }
-    to.count = Slots<Numbers, Head>::count();
+    require_own_numbers<Numbers>(call, score);
+    to.count = by_duals + accumulated_numbers<Numbers>(score);
     slots_ = heads() * static_cast<std::size_t>(to.count);
     if (slots_ > 0) to.slots = frame.template take<Sum>(slots_);
     auto* next = to.tables;
@@ -95,7 +98,7 @@ template <class A, class Wanted, class Head, class S, class B> class DeviceScore
   }
 
   /// The sums of the score's numbers, in the backend's memory.
-  ScoreSums<A> sums() const { return {to.slots, to.tables, shape_, to.count, to.count}; }
+  ScoreSums<A> sums() const { return {to.slots, to.tables, shape_, to.count, by_duals}; }
   /// f(the same on the host). Waits for them.
   template <class F> void with_sums_on_host(const B& backend, typename B::Workspace& workspace, const F& f) const {
     const std::vector<Sum> slots = fetched(backend, workspace, to.slots, slots_);
@@ -107,7 +110,7 @@ template <class A, class Wanted, class Head, class S, class B> class DeviceScore
                         heads() * static_cast<std::size_t>(tables[t].count));
       tables[t].sums = sums[t].data() - tables[t].least;
     }
-    f(ScoreSums<A>{slots.data(), tables, shape_, to.count, to.count});
+    f(ScoreSums<A>{slots.data(), tables, shape_, to.count, by_duals});
   }
 
   ScoreGradientsTo<A> to{};

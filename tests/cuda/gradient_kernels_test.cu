@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Kernels of each large body of the backward pass: compiled for each architecture, and what they need there.
+#include <cstddef>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -21,6 +23,20 @@ template <class X = float> struct BentOnDevice {
   X slope, bend;
   template <class S> MHA_HOST_DEVICE auto operator()(S s, mha::Index, mha::Index h, mha::Index q, mha::Index k) const {
     return s * 0.5f + bend * mha::tanh(s) - slope * (static_cast<float>((1 + h) * mha::abs(q - k)) * 0.03125f);
+  }
+};
+
+/// A table that tells its gradients.
+struct TableOnDevice {
+  float table[48];
+  std::span<float> numbers() { return table; }
+  std::span<const float> numbers() const { return table; }
+  template <class S> MHA_HOST_DEVICE S operator()(S s, mha::Index, mha::Index h, mha::Index q, mha::Index k) const {
+    return s * 0.5f + table[static_cast<std::size_t>(q + k + h) % 48];
+  }
+  template <class G, class S>
+  MHA_HOST_DEVICE void accumulate(G gradient, S dt, S, mha::Index, mha::Index h, mha::Index q, mha::Index k) const {
+    gradient[static_cast<std::size_t>(q + k + h) % 48] += dt;
   }
 };
 
@@ -53,6 +69,7 @@ template <class T> void add_scores(const char* of, Kernels& to) {
   add<mha::cuda::BiasGradientKernel, ScoreGradientParams, T, mha::AdditiveBias<T>>(of, to);
   add<mha::cuda::SlotGradientKernel<Both, 0, 2>, ScoreGradientParams, T, BentOnDevice<>>(of, to);
   add<mha::cuda::DistanceGradientKernel<Both, 0>, ScoreGradientParams, T, mha::cuda::DistanceTable>(of, to);
+  add<mha::cuda::OwnGradientKernel<Both, 0>, ScoreGradientParams, T, TableOnDevice>(of, to);
 }
 
 TEST(CudaGradientKernels, KeepEverythingInRegisters) {

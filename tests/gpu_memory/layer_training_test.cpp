@@ -96,6 +96,43 @@ TEST(FarLayerTraining, TrainAScoreOfTheLayer) {
   expect_score<double>(both, both, "far layers, a cap and a table, double");
 }
 
+/// A table that tells its gradients, and one between a table by distance and two numbers.
+TEST(FarLayerTraining, TrainAScoreThatAccumulates) {
+  const support::TableScore<7> table{{0.5, -1, 0.25, 0, 1, -0.5, 0.75}};
+  expect_score<float>(table, table, "far layers, a score that accumulates, float");
+  expect_score<mha::bfloat16>(table, table, "far layers, a score that accumulates, bfloat16");
+  const mha::Chain mixed{distances(), mha::Chain{table, BentScore<double>{0.5, 0.25}}};
+  expect_score<double>(mixed, mixed, "far layers, a score that accumulates in a chain, double");
+}
+
+/// Of the layer and of the call: each has its own numbers.
+TEST(FarLayerTraining, TrainsTwoScoresThatAccumulate) {
+  support::Random random("far layers, two that accumulate");
+  using Own = support::TableScore<7>;
+  const Own own{{0.5, -1, 0.25, 0, 1, -0.5, 0.75}};
+  const mha::Chain of_call{mha::AlibiSlopes({0.5f, 0.25f, 0, -0.125f}), support::TableScore<3>{{1, 2, -1}}};
+  ScoredLayer<float, FarCuda, Own> there(sizes, own);
+  ScoredLayer<double, mha::Reference, Own> here(sizes, own);
+  training_checks::share_layer<float>(there, here, random);
+  auto wide_tape = here.tape();
+  auto exact = here.gradients();
+  auto tape = there.tape();
+  auto gradients = there.gradients();
+  FarCuda::Workspace workspace;
+  for (const mha::Index length : {random.below(20) + 9, random.below(6) + 4}) {
+    auto x = training_checks::Rows<float>::drawn(random, 2, length, sizes.d_model);
+    auto dy = training_checks::Rows<float>::drawn(random, 2, length, sizes.d_model);
+    auto exact_score = of_call, score = of_call;
+    static_cast<void>(here(x.wide, wide_tape, of_call));
+    static_cast<void>(here.backward(dy.wide, wide_tape, exact, mha::ScoreGradient(exact_score)));
+    x.send(), dy.send();
+    static_cast<void>(there(x.view(), tape, mha::on_device(of_call), workspace));
+    static_cast<void>(there.backward(dy.view(), tape, gradients, mha::ScoreGradient(score), workspace));
+    training_checks::expect_scores(score, exact_score, 2e-5, "the call's score");
+    training_checks::expect_scores(gradients.to_host(workspace).score, exact.score, 2e-5, "the layer's score");
+  }
+}
+
 /// Of a layer's own score, the call's and its bias, summed by two steps of different lengths; what is not asked for has
 /// the same bits without.
 TEST(FarLayerTraining, TrainsAScoreOfTheCallBesideThatOfTheLayer) {

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <span>
+#include <string>
 #include <type_traits>
 #include <vector>
 
@@ -8,6 +10,7 @@
 #include <mha/mha.hpp>
 
 #include "compare.hpp"
+#include "message_of.hpp"
 #include "random.hpp"
 #include "score_gradient_case.hpp"
 
@@ -60,6 +63,7 @@ struct OwnSums : mha::Reference {
       pair([](A& to, Sum) { to = 0; });
       pair([](A& to, Sum x) { to += static_cast<A>(x); });
     }
+    if (table.sums == nullptr) return;  // no table
     each([&](Index b, Index h) {
       for (std::ptrdiff_t i = 0; i < table.count; ++i) table.sums[table.at(b, h, 0, table.least + Index(i))] = 0;
       for (std::ptrdiff_t i = 0; i < all; ++i) {
@@ -110,6 +114,33 @@ TEST(DeviceScoreGradients, AreThoseOfALayer) {
   const auto found = numbers(OwnSums{}), expected = numbers(mha::Reference{});
   EXPECT_LE(support::relative_error(found, expected, 1), 1e-5);
   EXPECT_GT(support::relative_error(found, std::vector<double>(found.size()), 1), 0.1);
+}
+
+/// Numbers that a score sums itself stand behind the others of a head.
+TEST(DeviceScoreGradients, HaveThoseOfAScoreThatAccumulates) {
+  const support::BackwardCase<float> c("own sums that accumulate", {2, 21, 30, 2, 1, 4, 4});
+  const mha::Chain mixed{support::TableScore<5>{{0.5, -1, 0.25, 0, 1}},
+                         mha::Chain{mha::AlibiSlopes({0.5f, 0.25f}), support::TableScore<3>{{1, 2, 3}}}};
+  const auto expected = support::score_gradient<mha::Reference>(c, mixed, mha::Causal{});
+  EXPECT_EQ(expected.size(), 5u + 2 + 3);
+  EXPECT_EQ(support::score_gradient<OwnSums>(c, mixed, mha::Causal{}), expected);
+}
+
+/// Gradients are written to a copy of the score.
+struct Sharing {
+  float* of;
+  std::span<float> numbers() const { return {of, 2}; }
+  template <class S> S operator()(S s, Index, Index, Index, Index) const { return s + of[0]; }
+  template <class G, class S> void accumulate(G gradient, S dt, S, Index, Index, Index, Index) const {
+    gradient[0] += dt;
+  }
+};
+TEST(DeviceScoreGradients, RefuseAScoreWhoseCopiesShareItsNumbers) {
+  float shared[] = {1, 2};
+  const Sharing sharing{shared};
+  const support::BackwardCase<float> c("own sums shared", {1, 3, 3, 1, 1, 4, 4});
+  const std::string said = support::message_of([&] { static_cast<void>(c.gradients<OwnSums>(sharing)); });
+  EXPECT_NE(said.find("a copy of the score shares the memory of its 2 numbers()"), std::string::npos) << said;
 }
 
 TEST(DeviceScoreGradients, ATableByDistanceReachesAsFarAsItsBucketsAndTheCall) {

@@ -134,9 +134,9 @@ template <class T> class GradientTo {
 /// Where the gradients of a score's own numbers go: those of its slots (B · Hq, count), each written once, and those of
 /// its tables, which are 0 before. The last slots are the numbers of scores that accumulate.
 ///
-/// A backend with `static constexpr bool sums_scores = true` writes all of it itself, in its own memory: the slots, of
-/// scores that do not accumulate; the sums of the tables by distance, which are not 0 before; and the elements of
-/// `bias`, summed over the axes of stride 0.
+/// A backend with `static constexpr bool sums_scores = true` writes all of it itself, in its own memory: the slots; the
+/// sums of the tables by distance, which are not 0 before; and the elements of `bias`, summed over the axes of stride
+/// 0.
 template <class A> struct ScoreGradientsTo {
   static constexpr int most_tables = 4;
   LongSum<A>* slots = nullptr;

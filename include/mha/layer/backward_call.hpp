@@ -213,8 +213,9 @@ template <class B, class... Extra> constexpr void check_score_destinations() {
                 "mha: a backend on a device computes no gradients of a layer's bias or scores unless it has "
                 "'sums_scores': leave out BiasGradient and ScoreGradient (see mha/backend/backward.hpp)");
   static_assert((!is_summed_nowhere<B, Extra>() && ...),
-                "mha: this backend computes no gradients of a call's score that accumulate() tells: leave out its "
-                "ScoreGradient, or make it a class template over its scalar (see mha/policy/score.hpp)");
+                "mha: on a device accumulate(gradient, dt, s, b, h, q, k) of a call's score is given a span of the "
+                "device's own: leave out its ScoreGradient, or make the type of gradient a template parameter (see "
+                "mha/policy/score.hpp)");
 }
 
 /// In the list of a call's arguments a tape and a memory count as masks that hide nothing.

@@ -88,7 +88,7 @@ template <class B, class T, class S> std::string training_in_words(const S& scor
     return line + std::to_string(n) + " numbers of the score\n";
   } else {
     constexpr const char* why =
-        trains_score<T, S> && has_score_gradients<B> ? "this backend has no gradients of one with accumulate()"
+        trains_score<T, S> && has_score_gradients<B> ? "accumulate() takes no span of a device"
         : trains_score<T, S>                         ? "this backend has no gradients of scores"
         : asks_but_is_constant<S>()                  ? "a score of this type cannot be assigned"
         : !std::is_same_v<Trained<S>, NoScore>       ? "attention_backward() has their gradients if it is asked"

@@ -130,9 +130,9 @@ template <class A, class S = NoScore> class LayerGradients : public BlockGradien
 
 namespace detail {
 
-/// A backend that sums the gradients of a score itself has none of one that accumulates.
+/// A backend that sums the gradients of a score itself has none of one that accumulates in the host's spans alone.
 template <class B, class S> constexpr bool sums_no_score() {
-  return sums_scores<B> && Accumulating<WantedScoreGradients<false, true>, S>::count() > 0;
+  return sums_scores<B> && !all_accumulate_on_device<WantedScoreGradients<false, true>, S>();
 }
 
 /// Whether the numbers of a layer's score S are trained on the backend.
@@ -148,8 +148,9 @@ template <class B, class T, class S> constexpr bool check_trains_score() {
                 "'sums_scores': train on Cpu, or give the score to each call, layer(x, tape, score), where none of its "
                 "numbers is trained (see mha/backend/backward.hpp)");
   static_assert(!trains || !sums_no_score<B, S>(),
-                "mha: this backend computes no gradients of a layer's score that accumulate() tells: make it a class "
-                "template over its scalar, or 'static constexpr bool trainable = false' (see mha/policy/score.hpp)");
+                "mha: on a device accumulate(gradient, dt, s, b, h, q, k) of a layer's score is given a span of the "
+                "device's own: make the type of gradient a template parameter, or 'static constexpr bool trainable = "
+                "false' (see mha/policy/score.hpp)");
   return !trains || trains_on<B, T, S>;
 }
 

@@ -42,21 +42,22 @@ template <class A> struct AddHeadSums {
 /// The sums of a layer's trained score S that outlive a call: their places in one row, how a call adds to them, and
 /// what they are of the numbers.
 ///
-/// Shapes    (Hq, slots), then of each RelativeBias (Hq, 2·max_distance + 1), by k − q
+/// Shapes    (Hq, slots, those of scores that accumulate behind the others), then of each RelativeBias
+///           (Hq, 2·max_distance + 1), by k − q
 template <class A, class S> class HeadScoreSums {
   using Sum = LongSum<A>;
   using Wanted = WantedScoreGradients<false, true>;
   using Head = decltype(at_head(mha::prepared(std::declval<const S&>(), CallShape{}), Index{}, Index{}));
-  static constexpr int slots = Slots<Wanted, Head>::count(), tables = Tables<Wanted, Head>::count();
+  static constexpr int by_duals = Slots<Wanted, Head>::count(), tables = Tables<Wanted, Head>::count();
 
  public:
-  HeadScoreSums(const S& score, Index heads) : heads_(heads) {
+  HeadScoreSums(const S& score, Index heads) : heads_(heads), slots_(by_duals + accumulated_numbers<Wanted>(score)) {
     auto* next = reach_.data();
     for_each_table(score, [&](const RelativeBias& bias) { *next++ = bias.buckets().max_distance; });
   }
 
   std::ptrdiff_t size() const {
-    std::ptrdiff_t width = slots;
+    std::ptrdiff_t width = slots_;
     for (const Index reach : reach_) width += width_of(reach);
     return heads_ * width;
   }
@@ -64,8 +65,13 @@ template <class A, class S> class HeadScoreSums {
   /// On the device: += the sums of a call, of which the layer's score is the first one.
   template <class B> void add(const ScoreSums<A>& sums, A* to, const ItemsOn<B>& run) const {
     const Index batch = sums.shape.batch;
-    if (slots > 0) run(AddHeadSums<A>{heads_, slots, batch, batch, sums.count, slots, sums.slots, to});
-    to += std::ptrdiff_t{heads_} * slots;
+    const auto add_slots = [&](int count, int from, int first) {
+      if (count > 0)
+        run(AddHeadSums<A>{heads_, count, batch, batch, sums.count, slots_, sums.slots + from, to + first});
+    };
+    add_slots(by_duals, 0, 0);
+    add_slots(slots_ - by_duals, sums.own, by_duals);
+    to += std::ptrdiff_t{heads_} * slots_;
     for (std::size_t t = 0; t < reach_.size(); ++t) {
       const auto& table = sums.tables[t];
       const std::ptrdiff_t width = width_of(reach_[t]), first = std::ptrdiff_t{table.least} + reach_[t];
@@ -78,7 +84,7 @@ template <class A, class S> class HeadScoreSums {
   /// On the host: the numbers of the gradient ← what they are of these sums.
   void store(const A* from, Trained<S>& to) {
     wide_.assign(from, from + size());
-    Sum* next = wide_.data() + std::ptrdiff_t{heads_} * slots;
+    Sum* next = wide_.data() + std::ptrdiff_t{heads_} * slots_;
     std::array<TableGradient<A, Sum>, std::size_t{tables}> placed;
     for (std::size_t t = 0; t < reach_.size(); ++t) {
       const std::ptrdiff_t width = width_of(reach_[t]);
@@ -86,7 +92,7 @@ template <class A, class S> class HeadScoreSums {
       next += heads_ * width;
     }
     clear_numbers(to);
-    add_all_gradients<Wanted, S>(to, ScoreSums<A>{wide_.data(), placed.data(), {1, heads_, 0, 0}, slots, slots});
+    add_all_gradients<Wanted, S>(to, ScoreSums<A>{wide_.data(), placed.data(), {1, heads_, 0, 0}, slots_, by_duals});
   }
 
  private:
@@ -100,6 +106,7 @@ template <class A, class S> class HeadScoreSums {
   }
 
   Index heads_;
+  int slots_;
   std::array<Index, std::size_t{tables}> reach_{};  // distances of each table, both ways
   std::vector<Sum> wide_;                           // the sums, while they are read
 };

@@ -36,7 +36,8 @@ namespace mha::inline MHA_NAMESPACE {
 ///   template <class G, class T> void accumulate(G gradient, T dt, T s, Index b, Index h, Index q, Index k) const
 ///                   gradient[i] += dt · ∂t/∂(number i) at s, gradient being a span of doubles as long as numbers();
 ///                   for pairs that are hidden it is not called. A call keeps as many sums for every tile of some 50
-///                   queries of a head, so that an AdditiveBias serves a large table better
+///                   queries of a head, so that an AdditiveBias serves a large table better. On a device it is
+///                   MHA_HOST_DEVICE, as operator(), and the span one that has [], data() and size()
 /// The score is asked about hidden pairs too, and q is negative where more queries than keys are aligned at their ends.
 ///
 /// A whole score, in the user's own code:
@@ -65,7 +66,7 @@ template <class S> constexpr bool declines_training() {
 
 }  // namespace detail
 
-/// A score by reference, for one whose copies might allocate.
+/// A score by reference, for one whose copies might allocate, or are long.
 template <class S> struct ScoreInPlace {
   static constexpr Role role = Role::score;
   static constexpr bool trainable = !detail::declines_training<S>();
@@ -88,11 +89,21 @@ template <class S> struct ScoreInPlace {
   { score->accumulate(gradient, dt, s, b, h, q, k); }
 };
 
+namespace detail {
+
+/// A score that has its numbers within itself, a table of them: a kernel would copy it for each thread and tile.
+template <class S>
+concept HoldsTable = sizeof(S) > 64 && requires(const S& s) {
+  s.numbers();
+};
+
+}  // namespace detail
+
 /// The score as it is for one sequence and head, cheap to copy; the score itself must outlive it.
 template <class S> MHA_HOST_DEVICE constexpr auto at_head(const S& score, Index b, Index h) {
   if constexpr (requires { score.at_head(b, h); })
     return score.at_head(b, h);
-  else if constexpr (std::is_trivially_copyable_v<S>)
+  else if constexpr (std::is_trivially_copyable_v<S> && !detail::HoldsTable<S>)
     return score;
   else
     return ScoreInPlace<S>{&score};

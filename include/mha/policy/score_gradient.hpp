@@ -59,6 +59,20 @@ concept Accumulates = !declines_training<S>() && requires(const S& s, std::span<
   std::span(s.numbers());
   s.accumulate(gradient, x, x, i, i, i, i);
 };
+/// A span that kernels may index: std::span's members are the host's alone, and it does not become one.
+template <class X> struct DeviceSpan {
+  X* first;
+  std::size_t count;
+  MHA_HOST_DEVICE constexpr X& operator[](std::size_t i) const { return first[i]; }
+  MHA_HOST_DEVICE constexpr X* data() const { return first; }
+  MHA_HOST_DEVICE constexpr std::size_t size() const { return count; }
+  MHA_HOST_DEVICE constexpr bool empty() const { return count == 0; }
+};
+/// A score that accumulates in what kernels have for a span.
+template <class S>
+concept AccumulatesOnDevice = requires(const S& s, DeviceSpan<double> gradient, float x, Index i) {
+  s.accumulate(gradient, x, x, i, i, i, i);
+};
 /// Whether it would be one, if what it calls accumulate could be called so.
 template <class S> constexpr bool almost_accumulates() {
   struct Named {
@@ -187,10 +201,31 @@ template <class Wanted, class S> int accumulated_numbers(const S& score) {
   for_each_accumulating<Wanted>(score, [&](const auto& part) { n += static_cast<int>(std::size(part.numbers())); });
   return n;
 }
+/// Whether all of them do so in kernels too.
+template <class Wanted, class S> constexpr bool all_accumulate_on_device() {
+  if constexpr (is_chain<S>)
+    return all_accumulate_on_device<typename Wanted::First, decltype(S::first)>() &&
+           all_accumulate_on_device<typename Wanted::Second, decltype(S::second)>();
+  else
+    return Accumulating<Wanted, S>::count() == 0 || AccumulatesOnDevice<S>;
+}
 // As numbers: nvcc lets a kernel call no constexpr function of the host's, not even in a constant.
 template <class Wanted, class S> inline constexpr int slot_count = Slots<Wanted, S>::count();
 template <class Wanted, class S> inline constexpr int table_count = Tables<Wanted, S>::count();
 template <class Wanted, class S> inline constexpr int accumulating_count = Accumulating<Wanted, S>::count();
+
+/// Number `Own` of them.
+template <class Wanted, int Own, class S> MHA_HOST_DEVICE constexpr const auto& accumulating_part(const S& score) {
+  if constexpr (is_chain<S>) {
+    constexpr int before = accumulating_count<typename Wanted::First, decltype(S::first)>;
+    if constexpr (Own < before)
+      return accumulating_part<typename Wanted::First, Own>(score.first);
+    else
+      return accumulating_part<typename Wanted::Second, Own - before>(score.second);
+  } else {
+    return score;
+  }
+}
 
 template <class S>
 concept HasOwnDerivative = requires(const S& s, float x, Index i) {
@@ -218,7 +253,7 @@ template <class S, class T> struct WithInput {
   S score;
   int variable;
   T* input;
-  template <class D> D operator()(const D& s, Index b, Index h, Index q, Index k) const {
+  template <class D> MHA_HOST_DEVICE D operator()(const D& s, Index b, Index h, Index q, Index k) const {
     *input = s.value;
     D t = score(s, b, h, q, k);
     if (variable > 0) t.derivative[variable] += T(1);

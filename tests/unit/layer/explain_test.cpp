@@ -190,6 +190,12 @@ struct Counted {
     gradient[std::size_t(k) % 4] += double(dt);
   }
 };
+/// The same in the host's spans alone.
+struct CountedInSpans : Counted {
+  template <class S> void accumulate(std::span<double> gradient, S dt, S, int, int, int, int k) const {
+    gradient[std::size_t(k) % 4] += double(dt);
+  }
+};
 struct Summing : mha::Reference {
   static constexpr bool sums_scores = true;
 };
@@ -226,16 +232,18 @@ TEST(TrainingInWords, SaysWhatIsTrainedOfAScoreAndWhyNot) {
       << layer.explain_backward(1, 5, 5, mha::Padding{lengths});
 }
 
-// A device with sums of its own has none of accumulate(), and one without them has no gradients of scores.
+// A device with sums of its own has another span for accumulate(), and one without them has no gradients of scores.
 TEST(TrainingInWords, SaysWhatABackendDoesNotTrain) {
   using mha::detail::training_in_words;
-  const std::string none = "trained:     none of the score: this backend has no gradients of ",
-                    see = " (see mha/policy/score.hpp)\n";
+  const std::string none = "trained:     none of the score: ", see = " (see mha/policy/score.hpp)\n";
   const Counted counted{{1, 2, 3, 4}};
   EXPECT_EQ((training_in_words<mha::Cpu, float>(counted)), "trained:     4 numbers of the score\n");
-  EXPECT_EQ((training_in_words<Summing, float>(counted)), none + "one with accumulate()" + see);
+  EXPECT_EQ((training_in_words<Summing, float>(counted)), "trained:     4 numbers of the score\n");
+  const CountedInSpans in_spans{counted};
+  EXPECT_EQ((training_in_words<mha::Cpu, float>(in_spans)), "trained:     4 numbers of the score\n");
+  EXPECT_EQ((training_in_words<Summing, float>(in_spans)), none + "accumulate() takes no span of a device" + see);
   EXPECT_EQ((training_in_words<Summing, float>(Slope<>{1})), "trained:     1 numbers of the score\n");
-  EXPECT_EQ((training_in_words<Forgetting, float>(Slope<>{1})), none + "scores" + see);
+  EXPECT_EQ((training_in_words<Forgetting, float>(Slope<>{1})), none + "this backend has no gradients of scores" + see);
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <span>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -54,6 +55,40 @@ TEST(HeadScoreSums, AddCallsOfAnyLength) {
   const std::vector<float> expected{4 + 1, 40, 3 + 3, 30, 0, 0, 8 + 3, 80 + 7};  // (buckets, heads)
   EXPECT_EQ(host.score.first.table(), expected);
   EXPECT_EQ(host.score.second.per_head(), (std::vector<float>{10, 100}));
+}
+
+/// Two numbers that a score sums itself.
+struct Summed {
+  float of[2] = {9, 9};
+  std::span<float> numbers() { return of; }
+  std::span<const float> numbers() const { return of; }
+  template <class S> S operator()(S s, Index, Index, Index, Index) const { return s + of[0]; }
+  template <class G, class S> void accumulate(G gradient, S dt, S, Index, Index, Index, Index) const {
+    gradient[0] += dt;
+  }
+};
+
+/// In a call whose own score has three slots, and one that accumulates, behind those of the layer.
+TEST(HeadScoreSums, HaveAPlaceForEachNumberOfAScoreThatAccumulates) {
+  using Mixed = mha::Chain<Summed, mha::Chain<Slopes, mha::RelativeBias>>;
+  const Mixed mixed{{}, {Slopes({9.f, 9.f}), bias}};
+  const mha::detail::HeadScoreSums<float, Mixed> sums(mixed, 2);
+  EXPECT_EQ(sums.size(), 2 * (1 + 2) + 2 * 7);
+  mha::detail::SummedLayerGradients<float, Mixed> host(0, layout, mixed, 2);
+  mha::Workspace workspace;
+  const mha::Reference backend;
+  const double slots[] = {5, -1, -1, -1, 1, 2, -1, 50, -1, -1, -1, 10, 20, -1};  // (1, 2, 7)
+  std::vector<double> distances{3, 5, 7, 11, 13, 17};                            // (1, 2, 3)
+  const mha::detail::TableGradient<float, double> table{distances.data() + 1,   nullptr, {6, 3, -1, 1},
+                                                        mha::Origins(Index{0}), -1,      3};
+  for (int call = 0; call < 2; ++call)
+    sums.add(mha::detail::ScoreSums<float>{slots, &table, {1, 2, 2, 2}, 7, 4}, host.writable().data(),
+             mha::detail::ItemsOn<mha::Reference>{backend, workspace});
+  host.received();
+  EXPECT_EQ(host.score.first.of[0], 2 * (1 + 10));
+  EXPECT_EQ(host.score.first.of[1], 2 * (2 + 20));
+  EXPECT_EQ(host.score.second.first.per_head(), (std::vector<float>{10, 100}));
+  EXPECT_EQ(host.score.second.second.table(), (std::vector<float>{10, 26, 6, 22, 0, 0, 14, 34}));
 }
 
 /// Tables of other reaches lie one behind the other.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cmath>
 #include <memory>
+#include <span>
 
 #include <gtest/gtest.h>
 
@@ -108,6 +109,54 @@ TEST(ScoreGradient, TakesAScoresOwnDerivative) {
       mha::Dual<double>::variable(0.5), 0, 0, 0, 0);
   const double e = std::exp(0.5), cap = std::tanh(e / 9);
   EXPECT_NEAR(t.derivative[0], (7 * e + 0.5) * (1 - cap * cap), 1e-13);
+}
+
+/// A number that a score sums itself, in any span, and one in the host's alone.
+template <int Which> struct Summed {
+  float number = 1;
+  std::span<float> numbers() { return {&number, 1}; }
+  std::span<const float> numbers() const { return {&number, 1}; }
+  template <class T> T operator()(T s, Index, Index, Index, Index) const { return s + number; }
+  template <class G, class T> void accumulate(G gradient, T dt, T, Index, Index, Index, Index) const {
+    gradient[0] += Which * dt;
+  }
+};
+struct OnHostAlone : Summed<9> {
+  template <class T> void accumulate(std::span<double> gradient, T dt, T, Index, Index, Index, Index) const {
+    gradient[0] += double(dt);
+  }
+};
+
+TEST(ScoreGradient, TellsWhatAccumulatesOnADevice) {
+  using Wanted = detail::WantedScoreGradients<false, true>;
+  EXPECT_TRUE((detail::all_accumulate_on_device<Wanted, Summed<1>>()));
+  EXPECT_TRUE((detail::all_accumulate_on_device<Wanted, Line<>>()));
+  EXPECT_FALSE((detail::all_accumulate_on_device<Wanted, OnHostAlone>()));
+  EXPECT_FALSE((detail::all_accumulate_on_device<Wanted, mha::Chain<Summed<1>, OnHostAlone>>()));
+  EXPECT_FALSE((detail::all_accumulate_on_device<Wanted, mha::Chain<OnHostAlone, Line<>>>()));
+  EXPECT_TRUE((detail::all_accumulate_on_device<mha::NoScoreGradients, OnHostAlone>()));
+}
+
+TEST(ScoreGradient, FindsThePartsThatAccumulate) {
+  using Wanted = detail::WantedScoreGradients<false, true>;
+  const mha::Chain score{mha::Chain{Line<>{1, 2}, Summed<1>{}},
+                         mha::Chain{Summed<2>{}, mha::Chain{Line<>{}, Summed<3>{}}}};
+  EXPECT_EQ(&(detail::accumulating_part<Wanted, 0>(score)), &score.first.second);
+  EXPECT_EQ(&(detail::accumulating_part<Wanted, 1>(score)), &score.second.first);
+  EXPECT_EQ(&(detail::accumulating_part<Wanted, 2>(score)), &score.second.second.second);
+  using OfSecond = detail::WantedOfChain<false, false, true>;
+  EXPECT_EQ(&(detail::accumulating_part<OfSecond, 0>(score)), &score.second.first);
+}
+
+TEST(DeviceSpan, HasTheElementsThatItIsGiven) {
+  double numbers[] = {1, 2, 3};
+  const detail::DeviceSpan<double> span{numbers, 3};
+  span[1] += 5;
+  EXPECT_EQ(numbers[1], 7);
+  EXPECT_EQ(span.data(), +numbers);
+  EXPECT_EQ(span.size(), 3u);
+  EXPECT_FALSE(span.empty());
+  EXPECT_TRUE((detail::DeviceSpan<double>{numbers, 0}.empty()));
 }
 
 TEST(TableGradient, AddsOrSetsElements) {

@@ -76,10 +76,11 @@ inline int mma_gradient_shape(const CallFacts& call, const DeviceFacts& device) 
   return number;
 }
 
-/// How far the sums of dK and dV are split.
+/// How far sums are split: of dK and dV, and of a score's numbers.
 struct GradientLimits {
   Index least_queries = HeadShares{}.least_queries;  ///< see HeadShares
   std::int64_t most_bytes = std::int64_t{1} << 28;   ///< of the parts of a launch
+  std::int64_t own_bytes = std::int64_t{1} << 28;    ///< of the sums of a score that accumulates, or one for each head
 };
 
 namespace detail {
@@ -247,9 +248,11 @@ template <class Params, class Launcher> class GradientLaunches {
 /// it.
 ///
 /// Cost      with S = q kᵀ once more for each gradient: 2·Hq·pairs·(4D + 3Dv) FLOP on tensor cores, (5D + 3Dv) on
-///           multiply-adds; of a bias, of eight numbers of a score and of a RelativeBias' table 2·Hq·pairs·(D + Dv) on
-///           multiply-adds each; scratch: RowFacts of every row, and where the heads of a group are shared out parts of
-///           dK and dV, `limits.most_bytes` or those of 64 rows of a sequence
+///           multiply-adds; of a bias, of eight numbers of a score, of a RelativeBias' table and of a score that
+///           accumulates 2·Hq·pairs·(D + Dv) on multiply-adds each; scratch: RowFacts of every row; where the heads of
+///           a group are shared out parts of dK and dV, `limits.most_bytes` or those of 64 rows of a sequence; for a
+///           score that accumulates 32 sums of each number in each of at most max(512, B·Hq) blocks, fewer where they
+///           would be more than `limits.own_bytes`, at least one for each number and head
 /// Errors    ShapeError if the call has more blocks than a grid, before anything is launched
 template <class T, class Source, class M, class S, class Wanted, class Launcher>
 void attend_backward(const AttendBackwardCall<T, Source, M, S, Wanted>& call, const DeviceFacts& device,
@@ -278,7 +281,8 @@ void attend_backward(const AttendBackwardCall<T, Source, M, S, Wanted>& call, co
 
   detail::GradientLaunches<GradientParams<Call>, std::remove_reference_t<Launcher>> launches(params, device, launcher,
                                                                                              limits);
-  ScoreGradientLaunches<Wanted, Call, std::remove_reference_t<Launcher>> of_score(params, call.score, device, launcher);
+  ScoreGradientLaunches<Wanted, Call, std::remove_reference_t<Launcher>> of_score(params, call.score, device, launcher,
+                                                                                  limits.own_bytes);
   launches.checked([&] {
     launches.row_facts();
     if (call.sink != nullptr && f.shape.heads > 0) launches.sink();

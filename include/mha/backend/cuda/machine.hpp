@@ -66,7 +66,8 @@ concept SharedWord = std::is_trivially_copyable_v<V> &&(sizeof(V) == 4 || sizeof
 ///
 ///   V load<V>(Shared from)            V a SharedWord, its address a multiple of its size
 ///   void store(Shared to, V x)
-///   void store_global(V* to, V x)     the one way to write global memory; V of 2, 4, 8 or 16 bytes
+///   void store_global(V* to, V x)     the one way to write global memory, but for what a thread has for itself alone,
+///                                     the sums of a user's accumulate(); V of 2, 4, 8 or 16 bytes
 ///   V load_global<V>(const V* from)   what this launch wrote, by whatever block; V a SharedWord
 ///   void fence()                      the writes before it, this thread's and those a barrier ordered before it, are
 ///                                     seen by every thread that sees a later write of this one

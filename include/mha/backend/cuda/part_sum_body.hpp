@@ -10,7 +10,7 @@ namespace mha::inline MHA_NAMESPACE::cuda {
 
 /// The parts of sums, added in order.
 ///
-/// Shapes    from (parts, size)  to (size), or elements (extent) of these strides
+/// Shapes    from (parts, size)  to (size), or rows of `columns` of them, or elements (extent) of these strides
 /// Grid      blocks of 128 sums
 template <class A> struct PartSumParams {
   const LongSum<A>* from = nullptr;
@@ -20,6 +20,7 @@ template <class A> struct PartSumParams {
   A* elements = nullptr;
   std::ptrdiff_t stride[4] = {};
   Index extent[4] = {};
+  std::ptrdiff_t columns = 0, pitch = 0;  ///< of `to`, where its rows lie apart
 };
 struct PartSumShape {
   static constexpr int threads = 128;
@@ -30,7 +31,7 @@ template <class Machine, class A> MHA_KERNEL void part_sum_body(Machine& m, cons
   LongSum<A> sum(0);
   for (Index part = 0; part < p.parts; ++part) sum += p.from[part * p.size + i];
   if (p.elements == nullptr) {
-    m.store_global(p.to + i, sum);
+    m.store_global(p.to + (p.columns > 0 ? i / p.columns * p.pitch + i % p.columns : i), sum);
     return;
   }
   std::ptrdiff_t rest = i, at = 0;

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "../../core/dual.hpp"
 #include "../../core/scalar.hpp"
@@ -11,7 +12,7 @@
 #include "gradient_params.hpp"
 
 /// The gradients of a score's own numbers: of a bias, of numbers that all pairs of a head share, of a table by
-/// distance.
+/// distance, of numbers that a score's accumulate() adds to.
 ///
 /// Each kernel computes q kᵀ and d_out vᵀ of its tiles of pairs once more, on multiply-adds in every scalar. A sum is
 /// shared by as many blocks as the call's sizes say; each writes its part, and part_sum_body adds them in order: no
@@ -19,7 +20,7 @@
 namespace mha::inline MHA_NAMESPACE::cuda {
 
 /// A tile of pairs: 64 queries of a head, four warps of 16, and the keys of a WarpTile. In shared memory two stages of
-/// a slice of both sides, and what the threads tell each other of the pairs.
+/// a slice of both sides, and what the threads tell each other of the pairs; of a score that accumulates a number more.
 template <class A> struct PairShape {
   using Block = FmaShape<A, 64>;
   using Tile = typename Block::Tile;
@@ -29,14 +30,18 @@ template <class A> struct PairShape {
   static constexpr Shared pitch = Block::pitch, k_slice = Block::k_slice, stage = k_slice + Block::q_slice;
   static constexpr Shared patch_pitch = (keys + 8) * int{sizeof(A)};  // rows of a warp in different banks
   static constexpr Shared patch = rows * patch_pitch, scratch = warps * keys * int{sizeof(LongSum<A>)};
-  static constexpr Shared bytes = 2 * stage + patch + scratch;
+  static constexpr Shared bytes = 2 * stage + patch + scratch, bytes_of_own = bytes + patch;
 };
 
 /// Which numbers of a score are variables, as lifted() counts them.
-template <class Wanted, int Count, int FirstSlot, int FirstTable> struct ScoreVariables {
+template <class Wanted, int Count, int FirstSlot, int FirstTable, int Own = -1> struct ScoreVariables {
   static constexpr int count = Count;
-  template <class A, class Head> MHA_KERNEL static auto lift(const Head& score) {
-    return mha::detail::lifted<Wanted, Dual<A, 1 + Count>>(score, FirstSlot, FirstTable);
+  static constexpr int own = Own;  ///< of the scores that accumulate the one whose result is variable 1; −1: none
+  template <class Head> static constexpr int inputs = mha::detail::accumulating_count<Wanted, Head>;
+  /// `to`: what each of those scores is asked.
+  template <class A, class Head> MHA_KERNEL static auto lift(const Head& score, A* to) {
+    return mha::detail::lifted<Wanted, Dual<A, 1 + Count>>(score, FirstSlot, FirstTable, Own < 0 ? 1 + Count : 1 - Own,
+                                                           to);
   }
 };
 /// The bias; `Count` slots from `First` on; the table of this number.
@@ -45,16 +50,21 @@ template <class Wanted, int First, int Count>
 using SlotVariables = ScoreVariables<mha::detail::OnlyParameters<Wanted>, Count, 1 - First, 1 + Count>;
 template <class Wanted, int Table>
 using TableVariable = ScoreVariables<mha::detail::OnlyParameters<Wanted>, 1, 2, 1 - Table>;
+template <class Wanted, int Own>
+using ResultVariable = ScoreVariables<mha::detail::OnlyParameters<Wanted>, 1, 2, 2, Own>;
 
 /// What the kernels of a score's gradients get: a backward pass, and where the parts of the sums go.
 template <class Call_> struct ScoreGradientParams : GradientParams<Call_> {
   using Call = Call_;
   using A = Accumulator<typename Call::Scalar>;
 
-  LongSum<A>* sums = nullptr;  ///< (parts, …): of slots (B, Hq, count), of a table (B, Hq, count), of a bias as it
-  std::ptrdiff_t count = 0;    ///< slots of a score, distances of a table
-  Index least = 0;             ///< the first distance k − q
-  Index tiles = 1;             ///< of the queries of the longest sequence
+  /// (parts, …): of slots (B, Hq, count), of a table (B, Hq, count), of a bias as it, of a score that accumulates
+  /// (owners, B, Hq, count)
+  LongSum<A>* sums = nullptr;
+  std::ptrdiff_t count = 0;  ///< slots of a score, distances of a table, numbers of a score that accumulates
+  Index owners = 1;          ///< threads of a block that add, each to sums of its own
+  Index least = 0;           ///< the first distance k − q
+  Index tiles = 1;           ///< of the queries of the longest sequence
 
   A* bias = nullptr;              ///< the gradient of the bias, written if there is one part
   std::ptrdiff_t stride[4] = {};  ///< its strides
@@ -71,6 +81,7 @@ template <class Machine, class Call, class Variables> class PairTiles {
   using Tile = typename Shape::Tile;
   struct Gradients {
     A of[std::size_t{Variables::count}];
+    A input;  ///< what a score that accumulates was asked
   };
 
   MHA_KERNEL PairTiles(Machine& m, const GradientParams<Call>& p) : m_(m), p_(p) {}
@@ -147,7 +158,9 @@ template <class Machine, class Call, class Variables> class PairTiles {
         const int i = at / Tile::keys_per_lane, j = at % Tile::keys_per_lane;
         m_.store(place(i, j), static_cast<A>(call.dropout_factor(b, h, q0 + row(i), k0 + key(j))));
       }
-    const auto score = Variables::template lift<A>(at_head(call.score, b, h));
+    const auto head = at_head(call.score, b, h);
+    A inputs[std::size_t{Variables::template inputs<std::remove_cvref_t<decltype(head)>>} + 1];
+    const auto score = Variables::template lift<A>(head, +inputs);
     using D = Dual<A, 1 + Variables::count>;
     MHA_UNROLL for (int i = 0; i < Tile::rows_per_lane; ++i) {
       const Index q = q0 + row(i), position = call.position(b, q);
@@ -164,6 +177,7 @@ template <class Machine, class Call, class Variables> class PairTiles {
             const A d_t = weight * (d_weight.s[i][j] * factor - facts.slope);
             MHA_UNROLL for (int v = 0; v < Variables::count; ++v) gradients.of[v] =
                 mha::detail::slope_times(d_t, t.derivative[1 + v]);
+            if constexpr (Variables::own >= 0) gradients.input = inputs[Variables::own];
           }
         }
         f(i, j, gradients);
@@ -375,6 +389,59 @@ template <class Machine, class Wanted, int Table, class Call> class DistanceGrad
       add(p.count - 1, last);
     });
   }
+};
+
+/// The gradients of the numbers of score number `Own` that accumulates. Owner t, a thread of the block, has rows t,
+/// t + owners, … of every tile, and sums that no other thread touches: the score's accumulate() adds to them pair after
+/// pair, in an order that the call's sizes say.
+///
+/// Numerics  a pair in A, sums in LongSum<A>
+/// Grid      parts · heads · batch
+template <class Machine, class Wanted, int Own, class Call> class OwnGradientBlock {
+  using Pairs = PairTiles<Machine, Call, ResultVariable<Wanted, Own>>;
+  using A = typename Pairs::A;
+  using Sum = LongSum<A>;
+  using Shape = PairShape<A>;
+
+ public:
+  MHA_KERNEL static void run(Machine& m, const ScoreGradientParams<Call>& p) {
+    const Call& call = p.call;
+    const Index heads = call.shape.batch * call.shape.heads;
+    const Index part = m.block().x % p.parts, head = m.block().x / p.parts;
+    const Index b = head / call.shape.heads, h = head % call.shape.heads;
+    const Index owner = m.thread();
+    const std::ptrdiff_t copy = std::ptrdiff_t{part} * p.owners + owner;
+    const mha::detail::DeviceSpan<Sum> sums{p.sums + (copy * heads + head) * p.count,
+                                            static_cast<std::size_t>(p.count)};
+    if (owner < p.owners)
+      for (std::ptrdiff_t i = 0; i < p.count; ++i) sums.first[i] = Sum(0);
+    const auto& score = mha::detail::accumulating_part<mha::detail::OnlyParameters<Wanted>, Own>(call.score);
+    Pairs pairs(m, p);
+    for_each_tile<Machine>(p, pairs, b, h, part, [&](Index q_tile, KeyTile tile) {
+      pairs.visit(b, h, q_tile, tile, [&](int i, int j, const typename Pairs::Gradients& g) {
+        m.store(pairs.place(i, j), g.of[0]);
+        m.store(input(pairs.place(i, j)), g.input);
+      });
+      m.sync();
+      if (owner < p.owners) {
+        const Index q0 = q_tile * Shape::rows, queries = call.queries(b);
+        MHA_ROLL for (Index r = owner; r < Shape::rows && q0 + r < queries; r += p.owners) {
+          const Index position = call.position(b, q0 + r);
+          MHA_ROLL for (Index turn = 0; turn < Shape::keys; ++turn) {
+            const Index c = (turn + owner) % Shape::keys;  // the owners of a warp read different banks
+            const Shared at = pairs.patch() + r * Shape::patch_pitch + c * int{sizeof(A)};
+            if (const A d = m.template load<A>(at); d != A(0))
+              score.accumulate(sums, d, m.template load<A>(input(at)), b, h, position, tile.index * Shape::keys + c);
+          }
+        }
+      }
+      m.sync();
+    });
+  }
+
+ private:
+  /// Where the input of a pair is whose gradient is here: behind all that other kernels have.
+  MHA_KERNEL static Shared input(Shared at) { return at + (Shape::patch + Shape::scratch); }
 };
 
 }  // namespace mha::inline MHA_NAMESPACE::cuda

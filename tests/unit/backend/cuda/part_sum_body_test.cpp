@@ -23,6 +23,11 @@ TEST(PartSum, AddsPartsInOrderAndWritesWhereItIsTold) {
   };
   run({parts.data(), 2, 6, sums.data()});
   EXPECT_EQ(sums, (std::vector<double>{1 + 0x1p60, 2 + 0x1p60, 13, 24, 35, 46}));
+  std::vector<double> apart(9, -1);
+  mha::cuda::PartSumParams<float> rows{parts.data(), 2, 6, apart.data()};
+  rows.columns = 2, rows.pitch = 3;
+  run(rows);
+  EXPECT_EQ(apart, (std::vector<double>{1 + 0x1p60, 2 + 0x1p60, -1, 13, 24, -1, 35, 46, -1}));
   mha::cuda::PartSumParams<float> p{parts.data(), 2, 6, nullptr, elements.data() + 12};  // (1, 2, 1, 3), transposed
   const std::ptrdiff_t stride[4] = {0, -2, 0, -4};
   const Index extent[4] = {1, 2, 1, 3};

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cmath>
+#include <cstddef>
+#include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -75,6 +78,56 @@ TEST(ScoreGradientBody, TakesAnyHeadSizesAndAlignedRows) {
 
 TEST(ScoreGradientBody, DropsWhatForwardHasDropped) {
   check<float>("score gradient dropout", {2, 20, 33, 2, 1, 8, 8}, {1}, mha::Dropout{0.3f}, mha::DropoutSeed{7});
+}
+
+/// A table that a pair adds to twice.
+struct Own {
+  float of[7];
+  std::span<float> numbers() { return of; }
+  std::span<const float> numbers() const { return of; }
+  static std::size_t place(Index h, Index q, Index k) { return static_cast<std::size_t>(q + h + 2 * k) % 6; }
+  template <class S> S operator()(S s, Index, Index h, Index q, Index k) const {
+    return s * 0.5f + mha::tanh(s) * (of[place(h, q, k)] + 0.5f * of[6]);
+  }
+  template <class G, class S> void accumulate(G gradient, S dt, S s, Index, Index h, Index q, Index k) const {
+    gradient[place(h, q, k)] += dt * mha::tanh(s);
+    gradient[6] += 0.5f * dt * mha::tanh(s);
+  }
+};
+const Own own{{0.5f, 1, -1, 0.25f, 0, 2, -0.5f}};
+
+template <class T, class... Extra>
+void check_own(const std::string& name, const BackwardSizes& n, const Extra&... extra) {
+  const BackwardCase<T> c(name, n);
+  support::SimulatedCuda::state.counted = {};
+  const auto found = support::score_gradient<BackwardModel<>>(c, own, mha::Causal{}, extra...);
+  EXPECT_EQ(support::SimulatedCuda::state.counted.bank_conflicts, 0) << name;
+  const auto expected = support::score_gradient<mha::Reference>(c.template as<double>(), own, mha::Causal{}, extra...);
+  EXPECT_LE(support::relative_error(found, expected, support::gradient_scale(c)) / support::gradient_bound<T>, 1)
+      << name;
+}
+
+TEST(ScoreGradientBody, CallsAccumulateForEachPair) {
+  for (const auto& [queries, keys] : std::vector<std::pair<int, int>>{{1, 1}, {1, 65}, {17, 31}, {65, 33}, {64, 64}}) {
+    check_own<float>("own numbers", {1, queries, keys, 2, 1, 5, 7});
+    check_own<double>("own numbers", {1, queries, keys, 1, 1, 5, 7});
+  }
+  check_own<mha::half>("own numbers in half", {2, 70, 33, 2, 2, 40, 36});
+  check_own<float>("own numbers, dropout", {2, 20, 33, 2, 1, 8, 8}, mha::Dropout{0.3f}, mha::DropoutSeed{7});
+}
+
+TEST(ScoreGradientBody, ChecksOfAccumulateNoticeFlaws) {
+  const BackwardCase<float> c("own numbers, flaws", {1, 65, 70, 1, 1, 40, 36});
+  const auto expected = support::score_gradient<mha::Reference>(c.as<double>(), own, mha::Causal{});
+  const auto right = [&] {
+    const auto found = support::score_gradient<BackwardModel<FaultyMachine>>(c, own, mha::Causal{});
+    return support::relative_error(found, expected, support::gradient_scale(c)) <= support::gradient_bound<float>;
+  };
+  FaultyMachine::plant({Flaw::none});
+  ASSERT_TRUE(right());
+  const auto missed =
+      support::gpu::unnoticed(right, {{Flaw::no_sync}, {Flaw::no_wait}, {Flaw::no_commit, 0}, {Flaw::no_zero_fill}});
+  EXPECT_LE(missed.size(), 1u) << "all but a block's last sync, which nothing follows: " << missed.front();
 }
 
 /// The flaws of a machine are noticed where rows are copied, and where they are not.
