@@ -200,7 +200,8 @@ template <class T, bool gated> class LinearParameters {
   void require_unborrowed(const char* call) const {
     require(!packed_only(), call, ": of the Linear's ", size(),
             " parameters only the packed ones are left, so they cannot be written");
-    require(!borrowed(), call, ": the Linear's ", size(), " parameters are borrowed, so they cannot be written");
+    require(!borrowed(), call, ": the Linear's ", size(),
+            " parameters are borrowed, so they cannot be written: copy them in the update() of a new one");
   }
 
   template <class U> LinearViews<U> carve(U* data, std::size_t size) const {

@@ -287,7 +287,7 @@ template <class T, Backend B, class Kind> class RowNorm {
   }
   void require_own() const {
     require(!borrowed_, "update: the norm's ", parameter_count(),
-            " parameters are borrowed, so they cannot be written");
+            " parameters are borrowed, so they cannot be written: copy them in the update() of a new one");
     require_present("update");
   }
   void check_x(const TensorView<const T, 3>& x) const {

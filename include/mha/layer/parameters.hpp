@@ -207,7 +207,8 @@ template <class T, class Policies> class Parameters {
   void require_unborrowed() const {
     detail::require(!packed_only(), "update: of the layer's ", size(),
                     " parameters only the packed ones are left, so they cannot be written");
-    detail::require(!borrowed(), "update: the layer's ", size(), " parameters are borrowed, so they cannot be written");
+    detail::require(!borrowed(), "update: the layer's ", size(),
+                    " parameters are borrowed, so they cannot be written: copy them in the update() of a new layer");
   }
 
   struct Borrowed {

@@ -284,7 +284,8 @@ TEST(FeedForwardInitialize, DrawsBothOrNeither) {
   const Tensor<float, 2> weight(6, 4);
   ff.down().borrow({.weight = weight});
   EXPECT_EQ(message_of([&] { ff.initialize(mha::XavierUniform{.seed = 1}); }),
-            "update: down(): the Linear's 24 parameters are borrowed, so they cannot be written");
+            "update: down(): the Linear's 24 parameters are borrowed, so they cannot be written: copy them in the "
+            "update() of a new one");
   EXPECT_EQ(ff.up().parameters().weight.data, nullptr);
 }
 

@@ -135,7 +135,8 @@ TEST(FeedForwardUpdate, IsOfBothOrNeither) {
   const auto y = ff(x);
   const Weights<float> others("neither");
   const auto nothing = [](const auto&) { FAIL() << "called"; };
-  const std::string borrowed = "parameters are borrowed, so they cannot be written";
+  const std::string borrowed =
+      "parameters are borrowed, so they cannot be written: copy them in the update() of a new one";
 
   FF of_down = ff;
   of_down.down().borrow(others.borrowed().down);
@@ -173,7 +174,8 @@ TEST(FeedForwardUpdate, ThatThrewLeavesWeightsThatAreReadWhereTheyAre) {
   EXPECT_LE(support::largest_difference(ff(x), exact(x)), 1e-5);
   EXPECT_EQ(ff.packed_bytes(), 0u);
   EXPECT_EQ(message_of([&] { ff.update([&](const auto&) { ff.borrow(exact.parameters()); }); }),
-            "update: the Linear's 252 parameters are borrowed, so they cannot be written");
+            "update: the Linear's 252 parameters are borrowed, so they cannot be written: copy them in the update() of "
+            "a new one");
   EXPECT_LE(support::largest_difference(ff(x), exact(x)), 1e-5);
 }
 

@@ -373,7 +373,8 @@ TEST(LinearWeights, BorrowedOrMovedAwayInAnUpdateAreRefused) {
       "update: of the Linear's 400 parameters only the packed ones are left, so they cannot be written");
   EXPECT_EQ(linear(x)(2, 19), 40);
   EXPECT_EQ(message_of([&] { other.update([&](auto&) { other.borrow({.weight = w}); }); }),
-            "update: the Linear's 400 parameters are borrowed, so they cannot be written");
+            "update: the Linear's 400 parameters are borrowed, so they cannot be written: copy them in the update() of "
+            "a new one");
   EXPECT_EQ(other(x)(2, 19), 60);
   L moved({.inputs = 20, .outputs = 20, .bias = false});
   EXPECT_EQ(message_of([&] { moved.update([&](auto&) { other = std::move(moved); }); }),

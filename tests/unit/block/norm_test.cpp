@@ -346,7 +346,8 @@ TEST(Norm, BorrowsWithAnyStridesAndKeepsTheOwnerAlive) {
   data.expect(norm(data.x), true, 1e-5, true, false, "strided");
   EXPECT_EQ(norm.parameters().bias(3), data.bias(3));
   EXPECT_EQ(message_of([&] { norm.update([](auto&) {}); }),
-            "update: the norm's 18 parameters are borrowed, so they cannot be written");
+            "update: the norm's 18 parameters are borrowed, so they cannot be written: copy them in the update() of a "
+            "new one");
   EXPECT_NE(message_of([&] { static_cast<void>(norm.parameters().flat()); }).find("are borrowed"), std::string::npos);
   EXPECT_NE(norm.explain(3).find("borrowed"), std::string::npos);
   LayerNorm<float, mha::Reference> other({.width = 9});

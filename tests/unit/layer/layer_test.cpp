@@ -478,7 +478,8 @@ TEST(Layer, BorrowsACheckpointAndKeepsItAlive) {
   expect_near((*layer)(x), own(x), 1e-13);
   EXPECT_NE(layer->explain(1, 4, 4).find("borrowed"), std::string::npos);
   EXPECT_EQ(mha_test::message_of<mha::ShapeError>([&] { layer->update([](auto&) { FAIL(); }); }),
-            "update: the layer's 168 parameters are borrowed, so they cannot be written");
+            "update: the layer's 168 parameters are borrowed, so they cannot be written: copy them in the update() of "
+            "a new layer");
   EXPECT_NE(mha_test::message_of<mha::ShapeError>([&] { layer->initialize(mha::XavierUniform{}); }), "");
 
   const LayerOf<> copy = *layer;

@@ -223,7 +223,8 @@ TEST(Parameters, BorrowedWeightsAreNotWritable) {
   Fused p(sizes(false));
   p.borrow(file.weights, nullptr);
   EXPECT_EQ(mha_test::message_of<mha::ShapeError>([&] { p.writable(); }),
-            "update: the layer's 170 parameters are borrowed, so they cannot be written");
+            "update: the layer's 170 parameters are borrowed, so they cannot be written: copy them in the update() of "
+            "a new layer");
 }
 
 TEST(Parameters, WeightsOfTheirOwnAreNotBorrowed) {

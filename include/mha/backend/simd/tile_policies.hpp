@@ -12,9 +12,11 @@
 #include "../../policy/mask.hpp"
 #include "../../policy/mask/positional.hpp"
 #include "../../policy/score.hpp"
+#include "../../policy/score/additive_bias.hpp"
 #include "../backend.hpp"
 #include "isa.hpp"
 #include "tile_lanes.hpp"
+#include "transpose.hpp"
 #include "vector.hpp"
 
 /// Masks and scores on a tile of logits (keys, lanes) with queries in lanes: what every machine with such a tile
@@ -57,6 +59,89 @@ template <class A, class S> struct ScoreBody {
       load(x, +logits);
       store(s, x);
     }
+  }
+};
+
+/// The same where a table of the sums' scalar or a narrower one is added. It is read in registers where it lies so,
+/// which takes far less time than a load for each pair.
+template <class A, class B>
+requires(std::is_same_v<Accumulator<B>, A>) struct ScoreBody<A, AdditiveBias<B>> {
+  template <class Isa> MHA_FLATTEN static void run(LogitPatch<A> p) {
+    constexpr int W = Vector<A, Isa>::width;
+    constexpr Index C = columns_at_once<vector_t<A, Isa>>;
+    constexpr A hidden = -std::numeric_limits<A>::infinity();
+    const auto& score = *static_cast<const AdditiveBias<B>*>(p.policy);
+    for (Index first = 0; first < p.rows; first += C) {
+      const Index n = std::min(C, p.rows - first);
+      alignas(64) A added[std::size_t{C}][std::size_t{W}];
+      read<vector_t<A, Isa>>(p, score, first, n, added);
+      // One loop, wherever the numbers come from: a pair's bits must not depend on that either.
+      for (Index r = 0; r < n; ++r) {
+        A* const s = p.s + (first + r) * p.stride;
+        alignas(64) A logits[std::size_t{W}];
+        vector_t<A, Isa> x;
+        load(x, s);
+        store(+logits, x);
+        for (int i = 0; i < W; ++i) {
+          const A sum = A(p.scale * logits[i]) + added[r][i];
+          logits[i] = added[r][i] == hidden ? hidden : sum;
+        }
+        load(x, +logits);
+        store(s, x);
+      }
+    }
+  }
+
+ private:
+  /// added (n, lanes) = the table's elements of n rows from `first` on.
+  template <class V, std::size_t C, std::size_t W>
+  MHA_ALWAYS_INLINE static void read(const LogitPatch<A>& p, const AdditiveBias<B>& score, Index first, Index n,
+                                     A (&added)[C][W]) {
+    const std::ptrdiff_t by_query = score.bias.stride[2], by_key = score.bias.stride[3];
+    const B* const table = &score.bias(p.b, p.h, 0, 0);
+    const Index origin = score.origin[p.b];
+    const auto at = [&](Index r, std::size_t i) {
+      return table + (p.q[i] + (first + r) * p.q_step - origin) * by_query + (p.k[i] + (first + r) * p.k_step) * by_key;
+    };
+    const bool queries = p.q[W - 1] - p.q[0] == Index{W} - 1, keys = p.k[W - 1] - p.k[0] == Index{W} - 1;
+    if constexpr (std::is_same_v<A, B>) {
+      if ((queries && by_query == 1) || (keys && by_key == 1)) {
+        for (Index r = 0; r < n; ++r) {
+          V x;
+          load(x, at(r, 0));
+          store(+added[r], x);
+        }
+        return;
+      }
+      if (queries && p.k_step == 1 && by_key == 1 && n == Index{C}) {
+        V columns[C];
+        load_columns(columns, reinterpret_cast<const char*>(at(0, 0)), by_query * std::ptrdiff_t{sizeof(B)});
+        for (std::size_t r = 0; r < C; ++r) store(+added[r], columns[r]);
+        return;
+      }
+    }
+    const std::ptrdiff_t by_row = p.q_step * by_query + p.k_step * by_key;
+    for (std::size_t i = 0; i < W; ++i) {
+      const B* from = at(0, i);
+      for (Index r = 0; r < n; ++r, from += by_row) added[r][i] = static_cast<A>(*from);
+    }
+  }
+};
+
+template <class S> constexpr bool contains_bias = false;
+template <class B> constexpr bool contains_bias<AdditiveBias<B>> = true;
+template <class X, class Y> constexpr bool contains_bias<Chain<X, Y>> = contains_bias<X> || contains_bias<Y>;
+
+/// A Chain with a table: one score after the other, each on all pairs.
+template <class A, class X, class Y>
+requires(contains_bias<X> || contains_bias<Y>) struct ScoreBody<A, Chain<X, Y>> {
+  template <class Isa> MHA_FLATTEN static void run(LogitPatch<A> p) {
+    const auto& chain = *static_cast<const Chain<X, Y>*>(p.policy);
+    p.policy = &chain.first;
+    ScoreBody<A, X>::template run<Isa>(p);
+    p.policy = &chain.second;
+    p.scale = A(1);
+    ScoreBody<A, Y>::template run<Isa>(p);
   }
 };
 

@@ -10,7 +10,7 @@ namespace mha::inline MHA_NAMESPACE {
 /// are Causal{} && (SlidingWindow{.left = 1023} || FirstKeys{.count = 4}).
 ///
 /// Errors    ShapeError if count is negative
-/// Source    Xiao et al. 2024 (StreamingLLM), §3.2
+/// Source    Xiao et al. 2024 (StreamingLLM), §3.2, whose positions are those in the cache; here they are the text's
 struct FirstKeys {
   static constexpr Role role = Role::mask;
   static constexpr const char* name = "FirstKeys";

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstddef>
 #include <limits>
@@ -8,6 +10,8 @@
 
 #include <mha/backend/simd/tile_policies.hpp>
 #include <mha/policy/mask/positional.hpp>
+#include <mha/policy/score/additive_bias.hpp>
+#include <mha/policy/score/softcap.hpp>
 
 #include "compare.hpp"
 #include "levels.hpp"
@@ -103,6 +107,93 @@ TYPED_TEST(TilePolicies, ScoresAPairTheSameInEveryTile) {
           }
       }
   });
+}
+
+/// The numbers of a table over (B, H, Lq, Lk) pairs, some of them −∞, and two of its axes in an order of its own.
+template <class T, class B> struct Table {
+  const char* name;
+  std::array<std::ptrdiff_t, 4> stride;
+  std::vector<B> numbers = std::vector<B>(std::size_t{2} * 3 * lanes * keys * 2, B(0));
+  mha::AdditiveBias<B> score() const {
+    const mha::TensorView<const B, 4> pairs{
+        numbers.data(), {2, 3, lanes, keys}, {stride[0], stride[1], stride[2], stride[3]}};
+    return mha::AdditiveBias<B>(pairs, mha::Origins(5));
+  }
+};
+
+template <class T, class B> void adds_its_numbers_to_a_pair_the_same_in_every_tile() {
+  support::Random random("table");
+  std::vector<T> dots = random_tile<T>(random);
+  dots[3] = std::numeric_limits<T>::quiet_NaN();
+  constexpr std::ptrdiff_t n = std::ptrdiff_t{lanes} * keys;
+  Table<T, B> tables[] = {{"(Lq, Lk)", {3 * n, n, keys, 1}},
+                          {"(Lk, Lq)", {3 * n, n, 1, lanes}},
+                          {"(Lq, Lk, 2)", {6 * n, 2 * n, 2 * keys, 2}},
+                          {"(1, Lk)", {0, n, 0, 1}},
+                          {"(Lq, 1)", {0, n, 1, 0}},
+                          {"(Lk, Lq, 3)", {3 * n, 1, 3, 3 * lanes}}};
+  for (Table<T, B>& table : tables) {
+    std::vector<T> numbers(table.numbers.size());
+    random.fill(numbers);
+    for (std::size_t i = 0; i < numbers.size(); ++i)
+      table.numbers[i] = i % 11 == 0 ? B(-std::numeric_limits<float>::infinity()) : B(float(numbers[i]));
+    const mha::AdditiveBias<B> bias = table.score();
+    const mha::Chain chain{mha::SoftCap{3}, bias};
+    unit::for_each_level([&](auto isa) {
+      const auto in_tiles = [&](const auto& score, auto exact) {
+        const simd::AnyScore<T> any(score, isa.level);
+        const auto scored = [&](Index count, Index first) {
+          std::vector<T> s = dots;
+          any.apply({1, 2, 5 + first, count}, s.data() + first, lanes, T(0.7), 0, keys);
+          return s;
+        };
+        const std::vector<T> all = scored(lanes, 0);
+        std::vector<T> rows(dots.size());  // keys in lanes
+        for (Index k = 0; k < keys; ++k)
+          for (Index i = 0; i < lanes; ++i)
+            rows[static_cast<std::size_t>(i * keys + k)] = dots[static_cast<std::size_t>(k * lanes + i)];
+        any.apply({1, 2, 5, lanes}, rows.data(), 1, T(0.7), 0, keys, keys);
+        for (Index k = 0; k < keys; ++k)
+          for (Index i = 0; i < lanes; ++i) {
+            const auto at = static_cast<std::size_t>(k * lanes + i);
+            const double add = double(float(bias.bias(1, 2, i, k)));
+            if (std::isinf(add))
+              EXPECT_EQ(all[at], -std::numeric_limits<T>::infinity()) << table.name << i << ' ' << k;
+            else if (std::isnan(dots[at]))
+              EXPECT_TRUE(std::isnan(all[at]));
+            else
+              EXPECT_NEAR(double(all[at]), exact(double(T(0.7)) * double(dots[at])) + add,
+                          20 * support::unit_roundoff<T>())
+                  << table.name << i << ' ' << k;
+            EXPECT_EQ(support::bits(rows[static_cast<std::size_t>(i * keys + k)]), support::bits(all[at]))
+                << table.name;
+          }
+        for (const Index count : {1, 2, 17})
+          for (const Index first : {0, 7, 30}) {
+            const std::vector<T> some = scored(count, first);
+            for (std::size_t at = 0; at < some.size(); ++at) {
+              const Index i = static_cast<Index>(at) % lanes;
+              const bool ours = i >= first && i < first + count;
+              EXPECT_EQ(support::bits(some[at]), support::bits(ours ? all[at] : dots[at]))
+                  << table.name << ", query " << i << " of [" << first << ", " << first + count << ")";
+            }
+          }
+        // Keys from the middle on, as the next tile has them.
+        std::vector<T> later(dots.begin() + 5 * lanes, dots.end());
+        any.apply({1, 2, 5, lanes}, later.data(), lanes, T(0.7), 5, keys);
+        EXPECT_TRUE(std::equal(later.begin(), later.end(), all.begin() + 5 * lanes, [](T a, T b) {
+          return support::bits(a) == support::bits(b);
+        })) << table.name;
+      };
+      in_tiles(bias, [](double s) { return s; });
+      in_tiles(chain, [](double s) { return 3 * std::tanh(s / 3); });
+    });
+  }
+}
+
+TYPED_TEST(TilePolicies, ATableAddsItsNumbersToAPairTheSameInEveryTile) {
+  adds_its_numbers_to_a_pair_the_same_in_every_tile<TypeParam, TypeParam>();
+  adds_its_numbers_to_a_pair_the_same_in_every_tile<TypeParam, mha::bfloat16>();
 }
 
 TYPED_TEST(TilePolicies, TrimsHiddenKeysInWholeGrains) {
