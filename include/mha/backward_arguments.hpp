@@ -7,23 +7,11 @@
 
 #include "call.hpp"
 #include "core/add_to.hpp"
+#include "log_sum_exp_gradient.hpp"
 #include "score_gradients.hpp"
 #include "tape.hpp"
 
 namespace mha::inline MHA_NAMESPACE {
-
-/// The gradient of the loss with respect to the log-sum-exps that attention() wrote, for attention_backward().
-///
-/// Shapes    as LogSumExp
-template <class A> struct LogSumExpGradient {
-  TensorView<const A, 3> from;
-
-  template <ViewableOfRank<1, 2, 3> Owner>
-  requires(!std::same_as<std::remove_cvref_t<Owner>, LogSumExpGradient>) constexpr explicit LogSumExpGradient(
-      Owner&& owner)
-      : from(detail::row_axes(view(std::forward<Owner>(owner)))) {}
-};
-template <Viewable Owner> LogSumExpGradient(Owner&&) -> LogSumExpGradient<ScalarOf<Owner>>;
 
 /// Where attention_backward() writes the gradient of the Sink's logits: SinkGradient(logits), or adds it to what they
 /// hold: SinkGradient(mha::add_to(logits)).
@@ -60,15 +48,11 @@ template <class View> SinkGradient(AddTo<View>) -> SinkGradient<ElementOf<View>>
 
 namespace detail {
 
-template <class T> constexpr bool is_log_sum_exp_gradient = false;
-template <class A> constexpr bool is_log_sum_exp_gradient<LogSumExpGradient<A>> = true;
 template <class T> constexpr bool is_sink_gradient = false;
 template <class A> constexpr bool is_sink_gradient<SinkGradient<A>> = true;
 template <class T> constexpr bool is_tape = false;
 template <class T, class B> constexpr bool is_tape<AttentionTape<T, B>> = true;
 
-template <class E>
-concept LogSumExpGradientArgument = is_log_sum_exp_gradient<std::remove_cvref_t<E>>;
 template <class E>
 concept SinkGradientArgument = is_sink_gradient<std::remove_cvref_t<E>>;
 
@@ -99,33 +83,6 @@ template <class... Extra> constexpr void check_backward_arguments() {
   static_assert(!(BiasGradientArgument<Extra> || ...) || additive_biases<Extra...> == 1,
                 "mha: BiasGradient needs one AdditiveBias in the call, that it is the gradient of "
                 "(see mha/attention_backward.hpp)");
-}
-
-/// The call's LogSumExpGradient, or one without data.
-template <class A> constexpr TensorView<const A, 3> given_d_log_sum_exp() { return {}; }
-template <class A, class E, class... Rest>
-constexpr TensorView<const A, 3> given_d_log_sum_exp(const E& first, const Rest&... rest) {
-  if constexpr (LogSumExpGradientArgument<E>) {
-    static_assert(std::same_as<E, LogSumExpGradient<A>>,
-                  "mha: LogSumExpGradient has the accumulator's scalar: float for half, bfloat16 and float, else the "
-                  "scalar itself (see mha/attention_backward.hpp)");
-    if constexpr (std::same_as<E, LogSumExpGradient<A>>)
-      return first.from;
-    else
-      return {};
-  } else {
-    return given_d_log_sum_exp<A>(rest...);
-  }
-}
-
-/// It has a number for each row of the heads of a call.
-template <class T, class A>
-void require_log_sum_exp_gradient(const char* call, const char* of, const TensorView<const T, 4>& heads,
-                                  const TensorView<const A, 3>& d) {
-  require_data(call, "LogSumExpGradient", d);
-  require_equal(call, "batch", of, heads.batch(), "LogSumExpGradient", d.extent[0]);
-  require_equal(call, "heads", of, heads.heads(), "LogSumExpGradient", d.extent[1]);
-  require_equal(call, "length", of, heads.length(), "LogSumExpGradient", d.extent[2]);
 }
 
 /// f(the call's SinkGradient, whether it is added to), if there is one.

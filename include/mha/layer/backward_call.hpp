@@ -3,7 +3,6 @@
 
 #include <type_traits>
 
-#include "../backward_arguments.hpp"
 #include "../block/arguments.hpp"
 #include "../block/device_gradients.hpp"
 #include "../block/recording.hpp"
@@ -13,6 +12,7 @@
 #include "../core/check.hpp"
 #include "../core/overlap.hpp"
 #include "../core/view.hpp"
+#include "../log_sum_exp_gradient.hpp"
 #include "../score_gradients.hpp"
 #include "backward_interface.hpp"
 #include "cache_step.hpp"
