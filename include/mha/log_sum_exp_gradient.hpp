@@ -3,6 +3,7 @@
 
 #include <concepts>
 #include <type_traits>
+#include <utility>
 
 #include "call.hpp"
 #include "core/check.hpp"
