@@ -16,7 +16,6 @@ using mha::detail::eigen::Array;
 constexpr double infinity = std::numeric_limits<double>::infinity();
 
 struct Halved {
-  static constexpr mha::Role role = mha::Role::score;
   template <class T> T operator()(T s, Index, Index h, Index, Index) const { return s / T(2 + h); }
 };
 
