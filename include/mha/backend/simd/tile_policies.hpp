@@ -63,10 +63,11 @@ template <class A, class S> struct ScoreBody {
 };
 
 /// The same where a table of the sums' scalar or a narrower one is added. It is read in registers where it lies so,
-/// which takes far less time than a load for each pair.
+/// which takes far less time than a load for each pair. Always inlined, without optimization too, because the registers
+/// are those of the caller's instruction set.
 template <class A, class B>
 requires(std::is_same_v<Accumulator<B>, A>) struct ScoreBody<A, AdditiveBias<B>> {
-  template <class Isa> MHA_FLATTEN static void run(LogitPatch<A> p) {
+  template <class Isa> MHA_ALWAYS_INLINE static void run(LogitPatch<A> p) {
     constexpr int W = Vector<A, Isa>::width;
     constexpr Index C = columns_at_once<vector_t<A, Isa>>;
     constexpr A hidden = -std::numeric_limits<A>::infinity();
@@ -135,7 +136,7 @@ template <class X, class Y> constexpr bool contains_bias<Chain<X, Y>> = contains
 /// A Chain with a table: one score after the other, each on all pairs.
 template <class A, class X, class Y>
 requires(contains_bias<X> || contains_bias<Y>) struct ScoreBody<A, Chain<X, Y>> {
-  template <class Isa> MHA_FLATTEN static void run(LogitPatch<A> p) {
+  template <class Isa> MHA_ALWAYS_INLINE static void run(LogitPatch<A> p) {
     const auto& chain = *static_cast<const Chain<X, Y>*>(p.policy);
     p.policy = &chain.first;
     ScoreBody<A, X>::template run<Isa>(p);
