@@ -143,8 +143,10 @@ class SafetensorsWriter {
   void write(const std::filesystem::path& path) const {
     std::vector<const Named*> order;
     for (const Named& named : tensors_) order.push_back(&named);
-    std::stable_sort(order.begin(), order.end(),
-                     [](const Named* a, const Named* b) { return a->second.scalar_bytes > b->second.scalar_bytes; });
+    std::sort(order.begin(), order.end(), [](const Named* a, const Named* b) {
+      const std::size_t first = a->second.scalar_bytes, second = b->second.scalar_bytes;
+      return first != second ? first > second : a < b;  // elements of one array: as they were added
+    });
     const std::string header = header_of(order);
     if (header.size() > detail::largest_safetensors_header)
       detail::fail_safetensors(path.string(), "the header would be " + std::to_string(header.size()) +

@@ -320,7 +320,8 @@ TYPED_TEST(LayerWeights, BorrowedOrMovedAwayInAnUpdateAreRefused) {
   const auto y = expected(x);
   const std::string size = "2304 parameters ", rest = " so they cannot be written";
   const char* const left = mha::PacksWeights<TypeParam, float> ? "only the packed ones are left," : nullptr;
-  const std::string borrowed = "update: the layer's " + size + "are borrowed," + rest;
+  const std::string borrowed =
+      "update: the layer's " + size + "are borrowed," + rest + ": copy them in the update() of a new layer";
   EXPECT_EQ(
       message_of([&] {
         layer.update([&](auto&) {
