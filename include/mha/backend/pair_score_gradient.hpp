@@ -5,7 +5,7 @@
 #include <array>
 #include <cstddef>
 #include <iterator>
-#include <span>
+#include <type_traits>
 
 #include "../core/dual.hpp"
 #include "../core/scalar.hpp"
@@ -43,7 +43,7 @@ void add_score_gradients(const ScoreGradientsTo<A>& to, const Head& score, LongS
     LongSum<A>* next = slots + count;
     std::size_t i = 0;
     for_each_accumulating<Wanted>(score, [&](const auto& part) {
-      const std::span<LongSum<A>> sums(next, std::size(part.numbers()));
+      const auto sums = span_for<std::remove_cvref_t<decltype(part)>>(next, std::size(part.numbers()));
       if (by_result[i] != A(0)) part.accumulate(sums, by_result[i], inputs[i], b, h, q, k);
       next += sums.size();
       ++i;

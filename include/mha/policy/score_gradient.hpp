@@ -53,12 +53,6 @@ template <template <class> class F, std::floating_point X> struct ScoreTemplate<
   template <class U> using On = F<U>;
 };
 
-/// A score that adds to the gradients of its numbers by itself.
-template <class S>
-concept Accumulates = !declines_training<S>() && requires(const S& s, std::span<double> gradient, float x, Index i) {
-  std::span(s.numbers());
-  s.accumulate(gradient, x, x, i, i, i, i);
-};
 /// A span that kernels may index: std::span's members are the host's alone, and it does not become one.
 template <class X> struct DeviceSpan {
   X* first;
@@ -68,11 +62,32 @@ template <class X> struct DeviceSpan {
   MHA_HOST_DEVICE constexpr std::size_t size() const { return count; }
   MHA_HOST_DEVICE constexpr bool empty() const { return count == 0; }
 };
-/// A score that accumulates in what kernels have for a span.
-template <class S>
-concept AccumulatesOnDevice = requires(const S& s, DeviceSpan<double> gradient, float x, Index i) {
+template <class S, class Gradient>
+concept AccumulatesIn = requires(const S& s, Gradient gradient, float x, Index i) {
   s.accumulate(gradient, x, x, i, i, i, i);
 };
+/// A score that accumulates in what kernels have for a span.
+template <class S>
+concept AccumulatesOnDevice = AccumulatesIn<S, DeviceSpan<double>>;
+/// Whether a unit that nvcc compiles, where functions for kernels are the host's too, gives this score the span of
+/// kernels everywhere: of std::span's members nvcc would warn, and of functions that are declared and never called.
+template <class S>
+concept KeepsToDeviceSpan = bool{MHA_NVCC} && AccumulatesOnDevice<S>;
+template <class S>
+concept HasNumbers = requires(const S& s) {
+  std::span(s.numbers());
+};
+/// A score that adds to the gradients of its numbers by itself.
+template <class S>
+concept Accumulates =
+    !declines_training<S>() && HasNumbers<S> && (KeepsToDeviceSpan<S> || AccumulatesIn<S, std::span<double>>);
+/// What its accumulate() is given on the host.
+template <class S, class X> constexpr auto span_for(X* first, std::size_t count) {
+  if constexpr (KeepsToDeviceSpan<S>)
+    return DeviceSpan<X>{first, count};
+  else
+    return std::span<X>(first, count);
+}
 /// Whether it would be one, if what it calls accumulate could be called so.
 template <class S> constexpr bool almost_accumulates() {
   struct Named {

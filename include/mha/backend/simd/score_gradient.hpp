@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <iterator>
-#include <span>
+#include <type_traits>
 
 #include "../../core/dual.hpp"
 #include "../../policy/score_gradient.hpp"
@@ -71,7 +71,7 @@ template <class A, class Wanted, class S, int Slots, int Tables, int Own> struct
         double* to = p.slots + p.own;
         int j = 0;
         for_each_accumulating<Wanted>(given, [&](const auto& part) {
-          const std::span<double> gradient(to, std::size(part.numbers()));
+          const auto gradient = span_for<std::remove_cvref_t<decltype(part)>>(to, std::size(part.numbers()));
           for (int i = 0; i < W; ++i)
             if (const A d = slopes[first_own + j][i]; d != A(0))
               part.accumulate(gradient, d, inputs[j][i], p.b, p.h, p.q[i], k);
