@@ -29,7 +29,6 @@ template <class X = float> struct BentOnDevice {
 /// A table that tells its gradients.
 struct TableOnDevice {
   float table[48];
-  std::span<float> numbers() { return table; }
   std::span<const float> numbers() const { return table; }
   template <class S> MHA_HOST_DEVICE S operator()(S s, mha::Index, mha::Index h, mha::Index q, mha::Index k) const {
     return s * 0.5f + table[static_cast<std::size_t>(q + k + h) % 48];
