@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# cmake/mha.sh demo|generate|train|test|bench: installs what is missing (Debian, Ubuntu), builds and runs; demo and test fetch
-# the MiniLM model first. What follows generate or train are its options: cmake/mha.sh generate --help
+# cmake/mha.sh demo|generate|train|test|bench: installs what is missing (Debian, Ubuntu), builds and runs; demo fetches the
+# MiniLM model first. What follows generate or train are its options: cmake/mha.sh generate --help
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -44,6 +44,6 @@ generate | train)
   cmake --workflow --preset "$job"
   exec "build/release/examples/$job/$job" "$@"
   ;;
-demo | test) sh cmake/fetch_minilm.sh ;;
+demo) sh cmake/fetch_minilm.sh ;;
 esac
 exec cmake --workflow --preset "$job"
