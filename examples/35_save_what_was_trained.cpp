@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // 35: save what was trained
 //
-// You learn   one call that saves the weights of a part to a safetensors file, one that reads them, and what the file
-// is The maths   h = norm(x), y = x + attention(h), z = y + feed_forward(y); L = ½ ‖Z − T‖², W ← W − rate · dL/dW
+// You learn   one call that saves the weights of a part in a safetensors file, one that reads them again; how they are
+//             named and laid out there
+// The maths   h = norm(x), y = x + attention(h), z = y + feed_forward(y); L = ½ ‖Z − T‖², W ← W − rate · dL/dW
 // Symbols     L = 8 tokens, E = 16 numbers per token, 32 hidden: x, h, y, z, T (L, E)
 // Output      four lines that end in "yes"
 // Next        models/, whole models

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// expect only: mha: this backend has no backward pass: train on Cpu, Systolic or Reference
+// expect only: mha: this backend has no backward pass: train on Cpu, EigenCpu, Systolic or Reference
 #include <mha/block.hpp>
 
 // A backend with what the contract asks for and no more.

@@ -11,8 +11,8 @@ namespace mha::inline MHA_NAMESPACE::detail {
 template <class T, class B> constexpr bool check_trains() {
   constexpr bool yes = DifferentiatesAttention<B, T> && (computes_on_host<B> || SumsProducts<B, T>);
   static_assert(yes,
-                "mha: this backend has no backward pass: train on Cpu, Systolic or Reference, which have a member "
-                "attend_backward(call, workspace), or on Cuda (see mha/block/trainable.hpp)");
+                "mha: this backend has no backward pass: train on Cpu, EigenCpu, Systolic or Reference, which have "
+                "a member attend_backward(call, workspace), or on Cuda (see mha/block/trainable.hpp)");
   return yes;
 }
 

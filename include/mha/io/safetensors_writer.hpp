@@ -67,8 +67,8 @@ void convert_row(const std::byte* from, std::ptrdiff_t step, std::size_t n, std:
 /// Order     tensors of longer scalars first, so that each lies at a multiple of its own; otherwise as they were added
 /// Scalars   double, float, half, bfloat16, bool and integers as they are; of the first four one as another, rounded to
 ///           nearest even (double to 16 bits by way of float)
-/// Source    the format of github.com/huggingface/safetensors: header length, header padded with spaces to 8 bytes,
-/// data
+/// Source    the format of github.com/huggingface/safetensors: the header's length, the header, padded with spaces to
+///           8 bytes, and the data
 class SafetensorsWriter {
  public:
   /// A tensor, whose elements are read by write(): until then its memory stays, kept alive by keep_alive if there is

@@ -17,11 +17,12 @@
 
 namespace mha::inline MHA_NAMESPACE {
 
-/// The processor by Eigen: dense products and fused attention as Eigen expressions over tiles.
+/// The processor by Eigen: dense products and fused attention, forward and backward, as Eigen expressions over tiles.
 ///
 /// It runs on any processor that Eigen runs on, with the instruction set that the program is compiled for: give
 /// -march=native. Cpu has kernels of its own, is faster, and chooses the instruction set at run time.
-/// Lq × Lk is never stored: work memory is O(tile) per thread.
+/// Lq × Lk is never stored: work memory is O(tile) per thread; backward also sums as large as q, k and v of the heads
+/// that are computed at once.
 /// Threads   those of the backend. With OpenMP Eigen adds none of its own, unless the program asks it to by
 ///           Eigen::setNbThreads; -DEIGEN_DONT_PARALLELIZE forbids it for good
 /// Scalars   float, double, long double; half and bfloat16 in storage, computed in float
