@@ -85,6 +85,29 @@ template <class B, class Q> auto attention_result(const Q& q, Index value_dim) {
     return Result::make(queries.batch(), queries.length(), queries.heads(), value_dim);
 }
 
+/// Computes a checked call, and leaves what its backward pass needs on the tape among the call's arguments.
+template <class B, class Call, class... Extra> void compute(CallScope<B>& scope, Call& call, Extra&... extra) {
+  const auto run_it = [&](auto records) {
+    run<decltype(records)::value>(scope.backend, staged(scope.backend, call, scope.frame, scope.workspace),
+                                  scope.workspace);
+  };
+  if constexpr ((TapeArgument<Extra> || ...)) {
+    using T = typename Call::Scalar;
+    constexpr bool differentiates = DifferentiatesAttention<B, T>;
+    static_assert(differentiates,
+                  "mha: this backend has no backward pass, so it records no tape: it has no member "
+                  "attend_backward(call, workspace) (see mha/backend/backward.hpp)");
+    if constexpr (differentiates) {
+      AttentionTape<T, B>& tape = call_tape<T, B>(extra...);
+      call.states = tape.begin(scope.backend, "attention", call);
+      run_it(std::true_type{});
+      tape.end();
+    }
+  } else {
+    run_it(std::false_type{});
+  }
+}
+
 }  // namespace detail
 
 /// Scaled dot-product attention into memory of the caller's.
@@ -150,20 +173,7 @@ void attention_into(Out&& out, const Q& q, const K& k, const V& v, Extra&&... ex
     Tensor<T, 4> key_copy, value_copy;
     call.kv.key = detail::unit_rows(keys, scope.frame, key_copy, scope.items);
     call.kv.value = detail::unit_rows(values, scope.frame, value_copy, scope.items);
-    if constexpr ((detail::TapeArgument<Extra> || ...)) {
-      constexpr bool differentiates = DifferentiatesAttention<B, T>;
-      static_assert(differentiates,
-                    "mha: this backend has no backward pass, so it records no tape: it has no member "
-                    "attend_backward(call, workspace) (see mha/backend/backward.hpp)");
-      if constexpr (differentiates) {
-        AttentionTape<T, B>& tape = detail::call_tape<T, B>(extra...);
-        call.states = tape.begin(backend, "attention", call);
-        detail::run<true>(backend, detail::staged(backend, call, scope.frame, scope.workspace), scope.workspace);
-        tape.end();
-      }
-    } else {
-      detail::run(backend, detail::staged(backend, call, scope.frame, scope.workspace), scope.workspace);
-    }
+    detail::compute(scope, call, extra...);
   }
 }
 
@@ -181,11 +191,7 @@ template <class OnBackend = void, AttentionTensor Out, AttentionTensor Q, KvSour
 void attention_into(Out&& out, const Q& q, const Kv& kv, Extra&&... extra) {
   using B = detail::CallBackend<OnBackend, Cpu, Extra...>;
   using T = ScalarOf<Q>;
-  constexpr bool records = (detail::TapeArgument<Extra> || ...);
-  static_assert(!records,
-                "mha: attention over a source records no tape: its backward pass takes tensors (see mha/tape.hpp)");
-  if constexpr (!records && detail::check_out<Out>() &&
-                detail::check_source_scalars<T, ScalarOf<Out>, typename Kv::Scalar>()) {
+  if constexpr (detail::check_out<Out>() && detail::check_source_scalars<T, ScalarOf<Out>, typename Kv::Scalar>()) {
     detail::check_call_arguments<Extra...>();
     detail::check_no_into<Extra...>();
     detail::check_drops<B, Extra...>();
@@ -208,7 +214,9 @@ void attention_into(Out&& out, const Q& q, const Kv& kv, Extra&&... extra) {
     const detail::NamedArray read[] = {{"q", detail::footprint(call.q)},
                                        {"the Sink", detail::footprint(call.sink.data, call.sink.size)}};
     detail::require_apart("attention", written, read);
-    detail::run(backend, detail::staged(backend, call, scope.frame, scope.workspace), scope.workspace);
+    if constexpr ((detail::TapeArgument<Extra> || ...))
+      for (const auto& array : written) detail::require_recorded_apart("attention", array, {}, call.score);
+    detail::compute(scope, call, extra...);
   }
 }
 

@@ -1,24 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <type_traits>
 #include <utility>
 
 #include "attention.hpp"
-#include "backend/backward.hpp"
 #include "backward_arguments.hpp"
+#include "backward_pass.hpp"
+#include "cache/gathered_rows.hpp"
+#include "cache/held_mask.hpp"
+#include "cache/kv_source.hpp"
 #include "call.hpp"
 #include "call_backend.hpp"
 #include "checked_call.hpp"
-#include "core/check.hpp"
-#include "core/math.hpp"
-#include "core/overlap.hpp"
+#include "core/scalar.hpp"
 #include "core/tensor.hpp"
-#include "device_score_gradients.hpp"
 #include "score_gradients.hpp"
-#include "staged.hpp"
 #include "tape.hpp"
 
 namespace mha::inline MHA_NAMESPACE {
@@ -35,126 +33,7 @@ template <class Query, class Key, class Value, class Sink, class S = NoScore> st
   S score;
 };
 
-/// Where attention_backward_into() writes: {dq, dk, dv}, each a tensor, add_to() of one, or {}, which is not computed.
-template <class T> struct AttentionGradientsTo { GradientTo<T> query, key, value; };
-
 namespace detail {
-
-/// Two tensors of the same extents on the named axes.
-template <class Expected, class Given>
-void require_axes(const char* call, const char* name, const Expected& expected, const char* other, const Given& given,
-                  int axes = 4) {
-  for (int a = 0; a < axes; ++a)
-    require_equal(call, axes_of_heads[a], name, expected.extent[a], other, given.extent[a]);
-}
-
-/// Checks the tensors of a backward pass against those of its call, a LogSumExpGradient if it has one.
-template <class T, class Source, class M, class S, class Wanted>
-void require_backward(const char* call, const AttendBackwardCall<T, Source, M, S, Wanted>& c,
-                      const TensorView<const T, 4>& k, const TensorView<const T, 4>& v, bool log_sum_exp) {
-  const TensorView<const T, 4>& q = c.forward.q;
-  require_data(call, "v", v);
-  require_head_size(call, "v", v.dim());
-  require_axes(call, "k", k, "v", v, 3);
-  const auto rows = [&](const char* name, const TensorView<const T, 4>& tensor) {
-    require_data(call, name, tensor);
-    require_axes(call, "q", q, name, tensor, 3);
-    require_equal(call, "head size", "v", v.dim(), name, tensor.dim());
-  };
-  rows("out", c.out);
-  rows("d_out", c.d_out);
-  const auto destination = [&](const char* name, const GradientTo<T>& to, const char* of, const auto& tensor) {
-    if (!to.given()) return;
-    to.require_valid(call, name);
-    require_axes(call, of, tensor, name, to.axes());
-    to.require_own_memory(call, name);
-  };
-  destination("the gradient of q", c.query, "q", q);
-  destination("the gradient of k", c.key, "k", k);
-  destination("the gradient of v", c.value, "v", v);
-  if (log_sum_exp) require_log_sum_exp_gradient(call, "q", q, c.d_log_sum_exp);
-}
-
-/// What a backward pass reads and writes of one of its arguments.
-template <class E> void list_arrays(const char* call, const E& e, NamedArray*& read, NamedArray*& written) {
-  if constexpr (SinkGradientArgument<E>) {
-    *written++ = {"SinkGradient", footprint(e.to)};
-  } else if constexpr (BiasGradientArgument<E>) {
-    require_data(call, "BiasGradient", e.to);
-    *written++ = {"BiasGradient", footprint(e.to)};
-  } else if constexpr (ScoreGradientArgument<E>) {
-    *written++ = {"ScoreGradient", footprint(e.to, 1)};
-  } else if constexpr (is_chain<E>) {
-    list_arrays(call, e.first, read, written);
-    list_arrays(call, e.second, read, written);
-  } else if constexpr (is_bias<E>) {
-    *read++ = {"AdditiveBias", footprint(e.bias)};
-  } else if constexpr (role_of<E>() == Role::score) {
-    *read++ = {"the score", footprint(&e, 1)};
-  }
-}
-template <class E> constexpr std::size_t count_parts = 1;
-template <class A, class B> constexpr std::size_t count_parts<Chain<A, B>> = count_parts<A> + count_parts<B>;
-
-/// What a backward pass writes overlaps nothing.
-template <class T, class Source, class M, class S, class Wanted, class... Extra>
-void require_destinations_apart(const char* call, const AttendBackwardCall<T, Source, M, S, Wanted>& c,
-                                const TensorView<const T, 4>& k, const TensorView<const T, 4>& v,
-                                const Extra&... extra) {
-  constexpr std::size_t fixed = 9, destinations = 3, parts = (std::size_t{0} + ... + count_parts<Extra>);
-  const auto& q = c.forward.q;
-  const std::ptrdiff_t rows = std::ptrdiff_t{q.batch()} * q.length() * q.heads();
-  NamedArray read[fixed + parts] = {{"q", footprint(q)},
-                                    {"k", footprint(k)},
-                                    {"v", footprint(v)},
-                                    {"out", footprint(c.out)},
-                                    {"d_out", footprint(c.d_out)},
-                                    {"LogSumExpGradient", footprint(c.d_log_sum_exp)},
-                                    {"the Sink", footprint(c.forward.sink.data, c.forward.sink.size)},
-                                    {"the tape", footprint(c.level, rows)},
-                                    {"the tape", footprint(c.sum, rows)}};
-  NamedArray written[destinations + parts] = {{"the gradient of q", c.query.footprint()},
-                                              {"the gradient of k", c.key.footprint()},
-                                              {"the gradient of v", c.value.footprint()}};
-  NamedArray *last_read = read + fixed, *last_written = written + destinations;
-  (list_arrays(call, extra, last_read, last_written), ...);
-  require_apart(call, {written, last_written}, {read, last_read});
-}
-
-/// The gradient of the sink from its sums, and from what it is added to.
-template <class Sum, class E> struct SinkItems {
-  std::ptrdiff_t rows;
-  Index columns, cost;
-  const Sum* sums;
-  TensorView<E, 1> to;
-  bool adds;
-  MHA_HOST_DEVICE void operator()(std::ptrdiff_t row, Index) const {
-    E& x = to(static_cast<Index>(row));
-    x = static_cast<E>(adds ? static_cast<Sum>(static_cast<Accumulator<E>>(x)) + sums[row] : sums[row]);
-  }
-};
-
-/// The destination's memory is one that the backend's machine reaches, where that can be told.
-template <class B, class T>
-void require_gradient_reachable(const B& backend, const char* call, const char* name, const GradientTo<T>& to) {
-  if constexpr (!computes_on_host<B>)
-    if (to.wanted() && to.axes().size() > 0) backend.require_reachable(call, name, to.data());
-}
-
-/// The tensors of a backward pass are where the backend reaches them.
-template <class B, class T, class Source, class M, class S, class Wanted>
-void require_tensors_reachable(const B& backend, const char* call, const AttendBackwardCall<T, Source, M, S, Wanted>& c,
-                               const TensorView<const T, 4>& k, const TensorView<const T, 4>& v) {
-  require_reachable(backend, call, "q", c.forward.q);
-  require_reachable(backend, call, "k", k);
-  require_reachable(backend, call, "v", v);
-  require_reachable(backend, call, "out", c.out);
-  require_reachable(backend, call, "d_out", c.d_out);
-  require_reachable(backend, call, "LogSumExpGradient", c.d_log_sum_exp);
-  require_gradient_reachable(backend, call, "the gradient of q", c.query);
-  require_gradient_reachable(backend, call, "the gradient of k", c.key);
-  require_gradient_reachable(backend, call, "the gradient of v", c.value);
-}
 
 /// A result like this input, and its extents.
 template <class B, class Owner> auto gradient_like(const Owner& owner) {
@@ -195,81 +74,105 @@ void attention_backward_into(const AttentionGradientsTo<std::type_identity_t<T>>
   static_assert(one_scalar,
                 "mha: attention_backward needs d_out, q, k, v, out and the tape of one scalar type "
                 "(see mha/attention_backward.hpp)");
-  constexpr bool differentiates = DifferentiatesAttention<B, T>;
-  static_assert(differentiates,
-                "mha: this backend has no backward pass: it has no member attend_backward(call, workspace) "
-                "(see mha/backend/backward.hpp)");
-  using Wanted = detail::WantedOf<Extra...>;
-  constexpr bool has_derivative =
-      detail::check_differentiated_score<A, decltype(detail::collect_scores(std::declval<const Extra&>()...)),
-                                         Wanted::parameters>();
-  if constexpr (one_scalar && differentiates && has_derivative) {
-    detail::check_backward_arguments<Extra...>();
-    detail::check_drops<B, Extra...>();
+  if constexpr (one_scalar && detail::check_backward<B, T, Extra...>()) {
     detail::check_memory_of<B, DOut, Q, K, V, Out>();
-    static_assert(detail::has_score_gradients<B> || !(Wanted::bias || Wanted::parameters),
-                  "mha: a backend on a device computes no gradients of a bias or of a score's own numbers unless it "
-                  "has 'sums_scores': leave out BiasGradient and ScoreGradient, and call attention_backward_into(), "
-                  "which trains no score unasked (see mha/backend/backward.hpp)");
     const auto& backend = detail::call_backend<B>(extra...);
     detail::CallScope<B> scope(backend, extra...);
     const auto queries = detail::read_heads(q), keys = detail::read_heads(k), values = detail::read_heads(v);
     const auto options = detail::collect_options<A>(extra...);
-    const auto given_score = detail::collect_scores(extra...);
     auto forward = detail::checked_call<T, detail::memory_of<B>>(
         name, queries, detail::kv_of(name, queries, keys, keys, options.ragged), detail::collect_masks(extra...),
-        given_score, detail::collect_sink(NoSink{}, extra...), options, scope.frame);
-    forward.value_dim = values.dim();
-    using F = decltype(forward);
-    using Head = decltype(at_head(forward.score, Index{}, Index{}));
-    AttendBackwardCall<T, decltype(F::kv), decltype(F::mask), decltype(F::score), Wanted> call{
-        forward,
-        detail::read_heads(out),
-        detail::read_heads(d_out),
-        detail::given_d_log_sum_exp<A>(extra...),
-        tape.level(),
-        tape.sum(),
-        to.query,
-        to.key,
-        to.value};
-    detail::require_backward(name, call, keys, values, (detail::LogSumExpGradientArgument<Extra> || ...));
-    tape.require_of(backend, name, forward);
-    detail::require_supported(backend, name);
-    detail::require_backward_fits(backend, name, forward.shape);
-    detail::require_tensors_reachable(backend, name, call, keys, values);
-    detail::with_sink_gradient(
-        [&](const auto& sink, bool) {
-          detail::require_data(name, "SinkGradient", sink);
-          detail::require_equal(name, "heads", "q", forward.shape.heads, "SinkGradient", sink.extent[0]);
-          detail::require_own_memory(name, "SinkGradient", sink, {"heads"});
-          detail::require_reachable(backend, name, "SinkGradient", sink);
-          call.sink = scope.frame.template take<LongSum<A>>(static_cast<std::size_t>(forward.shape.heads));
-          if constexpr (detail::computes_on_host<B>) std::fill_n(call.sink, forward.shape.heads, LongSum<A>(0));
-        },
-        extra...);
-    detail::require_destinations_apart(name, call, keys, values, extra...);
-    const auto& score_here = detail::on_host(given_score);
-    detail::check_bias_gradient<A, std::remove_cvref_t<decltype(score_here)>, Extra...>();
-    const auto score = detail::call_score_gradients<A, Wanted, Head>(name, scope.items, score_here, forward.shape,
-                                                                     scope.frame, extra...);
+        detail::collect_scores(extra...), detail::collect_sink(NoSink{}, extra...), options, scope.frame);
     Tensor<T, 4> key_copy, value_copy;
-    call.forward.kv.key = detail::unit_rows(keys, scope.frame, key_copy, scope.items);
-    call.forward.kv.value = detail::unit_rows(values, scope.frame, value_copy, scope.items);
-    call.score = score.cleared();
-    detail::run_backward(backend, detail::staged_backward(backend, call, scope.frame, scope.workspace),
-                         scope.workspace);
-    if constexpr (detail::sums_scores<B>)
-      score.store(backend, scope.workspace, extra...);
-    else
-      score.store(extra...);
-    detail::with_sink_gradient(
-        [&](const auto& sink, bool adds) {
-          scope.items(
-              detail::SinkItems<LongSum<A>, ScalarOf<decltype(sink)>>{sink.extent[0], 1, 1, call.sink, sink, adds});
-        },
-        extra...);
+    const auto ready = [&](auto call) {
+      call.kv.key = detail::unit_rows(keys, scope.frame, key_copy, scope.items);
+      call.kv.value = detail::unit_rows(values, scope.frame, value_copy, scope.items);
+      return call;
+    };
+    detail::differentiate(to, scope, forward, d_out, out, keys, values, tape, ready, extra...);
   }
 }
+
+/// The same of a call over a source, mha::attention(q, source, …, mha::record(tape)): the source has the keys and
+/// values that it had then.
+///
+/// Shapes    dk (B, Lk, Hkv, D), dv (B, Lk, Hkv, Dv) where each sequence has Lk keys and the call no Ragged; else
+///           (ΣLk, Hkv, D) and (ΣLk, Hkv, Dv), one sequence after another: position k of sequence b is in row k + the
+///           sum of the lengths of the sequences before b
+/// Numerics  the gradient of a position that the source has dropped is 0; what it stores in another scalar is rounded
+/// to
+///           the call's
+/// Memory    its keys and values are copied once: D + Dv numbers for each key and head
+/// Errors    as above; that a destination overlaps the source's rows is not checked
+template <AttentionTensor DOut, AttentionTensor Q, KvSource Kv, AttentionTensor Out, class T, class B, class... Extra>
+void attention_backward_into(const AttentionGradientsTo<std::type_identity_t<T>>& to, const DOut& d_out, const Q& q,
+                             const Kv& kv, const Out& out, const AttentionTape<T, B>& tape, Extra&&... extra) {
+  using A = Accumulator<T>;
+  constexpr const char* name = "attention_backward";
+  constexpr bool one_scalar =
+      std::is_same_v<T, ScalarOf<Q>> && std::is_same_v<T, ScalarOf<Out>> && std::is_same_v<T, ScalarOf<DOut>>;
+  static_assert(one_scalar,
+                "mha: attention_backward needs d_out, q, out and the tape of one scalar type "
+                "(see mha/attention_backward.hpp)");
+  if constexpr (one_scalar && detail::check_source_scalars<T, T, typename Kv::Scalar>() &&
+                detail::check_backward<B, T, Extra...>()) {
+    detail::check_memory_of<B, DOut, Q, Out>();
+    const auto& backend = detail::call_backend<B>(extra...);
+    detail::CallScope<B> scope(backend, extra...);
+    const auto options = detail::collect_options<A>(extra...);
+    detail::check_source<detail::memory_of<B>>(name, kv, options.ragged);
+    auto forward = detail::checked_call<T, detail::memory_of<B>>(
+        {name, "q", "the source", "the source"}, detail::read_heads(q), kv, detail::collect_masks(extra...),
+        detail::collect_scores(extra...), detail::collect_sink(NoSink{}, extra...), options, scope.frame);
+    detail::require_source_reachable(backend, name, kv);
+    Tensor<T, 4> own[2];
+    const auto axes = detail::gathered_axes(name, kv, options.ragged.has_value());
+    const auto rows = detail::gathered_rows<T>(name, kv, axes, scope.frame, own);
+    const auto ready = [&](const auto& call) {
+      auto there = rows;
+      if constexpr (!detail::computes_on_host<B>)
+        if (rows.offsets.data != nullptr)
+          there.offsets = {backend.stage(rows.offsets.data, rows.offsets.size, scope.frame, scope.workspace),
+                           rows.offsets.size, Memory::device};
+      scope.items(detail::gather_items(call.kv, call.shape, there));
+      return call.with(there.source(), detail::mask_of_held(call.mask, call.kv), call.score);
+    };
+    detail::differentiate<T>(to, scope, forward, d_out, out, rows.key, rows.value, tape, ready, extra...);
+  }
+}
+
+namespace detail {
+
+/// The gradients that `backward(to, more…)` writes of a call with these arguments, those of keys and values into these.
+template <class B, class A, class Query, class Key, class Value, class Backward, class... Extra>
+auto returned_gradients(Index heads, Query query, Key key, Value value, const Backward& backward,
+                        const Extra&... extra) {
+  const auto of_score = [&] {
+    const auto score = collect_scores(extra...);
+    constexpr bool unasked = trains_unasked<ScoreOnHost<std::remove_const_t<decltype(score)>>>();
+    if constexpr (Arithmetic<A> && unasked && !(ScoreGradientArgument<Extra> || ...))
+      return trained(on_host(score));
+    else
+      return NoScore{};
+  };
+  AttentionGradients<Query, Key, Value, TensorOf<B, A, 1>, decltype(of_score())> g{
+      std::move(query), std::move(key), std::move(value), {}, of_score()};
+  const auto run = [&](const auto&... more) {
+    if constexpr (std::is_same_v<decltype(g.score), NoScore>)
+      backward(g, more...);
+    else
+      backward(g, more..., ScoreGradient(g.score));
+  };
+  if constexpr (count_role < Role::sink, Extra... >> 0) {
+    g.sink = TensorOf<B, A, 1>(heads);
+    run(SinkGradient(g.sink));
+  } else {
+    run();
+  }
+  return g;
+}
+
+}  // namespace detail
 
 /// attention_backward_into() with the gradients returned: {query, key, value, sink, score}, row-major Eigen matrices
 /// for Eigen inputs, the backend's tensors otherwise; `sink` has the sums of a Sink's logits, `score` the type of the
@@ -279,33 +182,35 @@ template <AttentionTensor DOut, AttentionTensor Q, AttentionTensor K, AttentionT
           class B, class... Extra>
 [[nodiscard]] auto attention_backward(const DOut& d_out, const Q& q, const K& k, const V& v, const Out& out,
                                       const AttentionTape<T, B>& tape, Extra&&... extra) {
-  using A = Accumulator<T>;
-  const auto of_score = [&] {
-    const auto score = detail::collect_scores(extra...);
-    constexpr bool unasked = detail::trains_unasked<detail::ScoreOnHost<std::remove_const_t<decltype(score)>>>();
-    if constexpr (Arithmetic<A> && unasked && !(detail::ScoreGradientArgument<Extra> || ...))
-      return detail::trained(detail::on_host(score));
-    else
-      return NoScore{};
-  };
   [[maybe_unused]] const auto held = detail::entered(detail::call_backend<B>(extra...));
-  AttentionGradients<decltype(detail::gradient_like<B>(q)), decltype(detail::gradient_like<B>(k)),
-                     decltype(detail::gradient_like<B>(v)), detail::TensorOf<B, A, 1>, decltype(of_score())>
-      g{detail::gradient_like<B>(q), detail::gradient_like<B>(k), detail::gradient_like<B>(v), {}, of_score()};
-  const auto run = [&](const auto&... more) {
-    if constexpr (std::is_same_v<decltype(g.score), NoScore>)
-      attention_backward_into({g.query, g.key, g.value}, d_out, q, k, v, out, tape, extra..., more...);
-    else
-      attention_backward_into({g.query, g.key, g.value}, d_out, q, k, v, out, tape, extra..., more...,
-                              ScoreGradient(g.score));
-  };
-  if constexpr (detail::count_role < Role::sink, Extra... >> 0) {
-    g.sink = detail::TensorOf<B, A, 1>(detail::read_heads(q).heads());
-    run(SinkGradient(g.sink));
-  } else {
-    run();
-  }
-  return g;
+  return detail::returned_gradients<B, Accumulator<T>>(
+      detail::read_heads(q).heads(), detail::gradient_like<B>(q), detail::gradient_like<B>(k),
+      detail::gradient_like<B>(v),
+      [&](auto& g, const auto&... more) {
+        attention_backward_into({g.query, g.key, g.value}, d_out, q, k, v, out, tape, extra..., more...);
+      },
+      extra...);
+}
+/// The same of a call over a source: `key` and `value` are tensors of four axes.
+///
+/// Shapes    key (B, Lk, Hkv, D) or (1, ΣLk, Hkv, D), value likewise, as attention_backward_into() of a source has them
+template <AttentionTensor DOut, AttentionTensor Q, KvSource Kv, AttentionTensor Out, class T, class B, class... Extra>
+[[nodiscard]] auto attention_backward(const DOut& d_out, const Q& q, const Kv& kv, const Out& out,
+                                      const AttentionTape<T, B>& tape, Extra&&... extra) {
+  [[maybe_unused]] const auto held = detail::entered(detail::call_backend<B>(extra...));
+  const auto options = detail::collect_options<Accumulator<T>>(extra...);
+  detail::check_source<detail::memory_of<B>>("attention_backward", kv, options.ragged);
+  const auto axes = detail::gathered_axes("attention_backward", kv, options.ragged.has_value());
+  using Rows = detail::TensorOf<B, T, 4>;
+  const Index heads = static_cast<Index>(kv.heads());
+  return detail::returned_gradients<B, Accumulator<T>>(
+      detail::read_heads(q).heads(), detail::gradient_like<B>(q),
+      Rows(axes.batch, axes.length, heads, static_cast<Index>(kv.dim())),
+      Rows(axes.batch, axes.length, heads, static_cast<Index>(kv.value_dim())),
+      [&](auto& g, const auto&... more) {
+        attention_backward_into({g.query, g.key, g.value}, d_out, q, kv, out, tape, extra..., more...);
+      },
+      extra...);
 }
 
 // Refused in one sentence.

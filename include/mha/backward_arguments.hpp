@@ -5,6 +5,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "backend/backward.hpp"
 #include "call.hpp"
 #include "core/add_to.hpp"
 #include "log_sum_exp_gradient.hpp"
@@ -12,6 +13,9 @@
 #include "tape.hpp"
 
 namespace mha::inline MHA_NAMESPACE {
+
+/// Where attention_backward_into() writes: {dq, dk, dv}, each a tensor, add_to() of one, or {}, which is not computed.
+template <class T> struct AttentionGradientsTo { GradientTo<T> query, key, value; };
 
 /// Where attention_backward() writes the gradient of the Sink's logits: SinkGradient(logits), or adds it to what they
 /// hold: SinkGradient(mha::add_to(logits)).

@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "backend/backend.hpp"
-#include "backend/backward.hpp"
 #include "cache/kv_source.hpp"
 #include "core/borrowed.hpp"
 #include "policy/mask.hpp"
@@ -67,14 +66,6 @@ Call staged(const B& backend, Call call, Frame& frame, typename B::Workspace& wo
 template <class B, class Call, class Frame>
 Call staged(const B& backend, Call call, Frame& frame, typename B::Workspace& workspace) {
   return staged(backend, std::move(call), frame, workspace, [](const Index*) -> const Index* { return nullptr; });
-}
-/// The same of a backward pass.
-template <class B, class T, class Source, class M, class S, class Wanted, class Frame>
-auto staged_backward(const B& backend, const AttendBackwardCall<T, Source, M, S, Wanted>& c, Frame& frame,
-                     typename B::Workspace& workspace) {
-  auto there = c.with(staged(backend, c.forward, frame, workspace));
-  there.key_offsets = there.forward.kv.offsets.data;
-  return there;
 }
 
 }  // namespace mha::inline MHA_NAMESPACE::detail

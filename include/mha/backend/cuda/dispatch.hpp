@@ -4,7 +4,7 @@
 #include <string>
 #include <type_traits>
 
-#include "../../cache/kv_source.hpp"
+#include "../../cache/held_mask.hpp"
 #include "../../core/check.hpp"
 #include "../../core/scalar.hpp"
 #include "../../policy/mask.hpp"
@@ -81,25 +81,6 @@ template <class T> std::string explain(const AttendPlan& plan, const DeviceFacts
   return std::string("multiply-adds in ") + mha::detail::scalar_name<Accumulator<T>>() + ", " + launch(fma) + beside;
 }
 
-/// A mask that also hides the positions that a source has dropped: a kernel may read their rows, which are there.
-template <class M, class Source> struct HeldMask {
-  static constexpr Role role = Role::mask;
-  M mask;
-  Source kv;
-
-  MHA_HOST_DEVICE constexpr bool operator()(Index b, Index h, Index q, Index k) const {
-    return mha::detail::held(kv, b, k) == k && mask(b, h, q, k);
-  }
-  MHA_HOST_DEVICE constexpr TileVisibility tile(Index b, Index h, Index q_begin, Index q_end, Index k_begin,
-                                                Index k_end) const {
-    const Index first = mha::detail::held(kv, b, k_begin);
-    if (first >= k_end) return TileVisibility::none;
-    const TileVisibility seen = mha::tile(mask, b, h, q_begin, q_end, k_begin, k_end);
-    const bool whole = first == k_begin && mha::detail::held_end(kv, b, k_begin, k_end) == k_end;
-    return whole || seen == TileVisibility::none ? seen : TileVisibility::partial;
-  }
-};
-
 /// Computes the call in one launch, or, where some sequences of a ragged call have few queries and others many, in two.
 ///
 /// A launcher has
@@ -142,26 +123,22 @@ void launch_attend(const Call& call, const DeviceFacts& device, Launcher&& launc
   });
 }
 
-/// The same, and leaves the row states of a call beside its outputs.
-template <class T, class Source, class M, class S, class Launcher>
-void attend_recorded(const AttendCall<T, Source, M, S>& call, const DeviceFacts& device, Launcher&& launcher) {
-  launch_attend(Recorded<AttendCall<T, Source, M, S>>{call}, device, launcher);
+/// The call as kernels get it, which read the rows of positions that its source has dropped.
+template <class T, class Source, class M, class S> auto of_held(const AttendCall<T, Source, M, S>& call) {
+  return call.with(call.kv, mha::detail::mask_of_held(call.mask, call.kv), call.score);
 }
 
 /// The same, over a source that may have dropped positions.
-template <class Call, class Launcher> void attend(const Call& call, const DeviceFacts& device, Launcher&& launcher) {
-  using Source = std::remove_cvref_t<decltype(call.kv)>;
-  if constexpr (DropsKeys<Source>) {
-    using Mask = std::remove_cvref_t<decltype(call.mask)>;
-    using Score = std::remove_cvref_t<decltype(call.score)>;
-    const AttendCall<typename Call::Scalar, Source, HeldMask<Mask, Source>, Score> held{
-        call.q,           call.kv,    {call.mask, call.kv}, call.score,    call.out,
-        call.log_sum_exp, call.shape, call.kv_heads,        call.head_dim, call.value_dim,
-        call.scale,       call.sink,  call.q_offsets,       call.states,   call.dropout};
-    launch_attend(held, device, launcher);
-  } else {
-    launch_attend(call, device, launcher);
-  }
+template <class T, class Source, class M, class S, class Launcher>
+void attend(const AttendCall<T, Source, M, S>& call, const DeviceFacts& device, Launcher&& launcher) {
+  launch_attend(of_held(call), device, launcher);
+}
+
+/// The same, and leaves the row states of a call beside its outputs.
+template <class T, class Source, class M, class S, class Launcher>
+void attend_recorded(const AttendCall<T, Source, M, S>& call, const DeviceFacts& device, Launcher&& launcher) {
+  const auto held = of_held(call);
+  launch_attend(Recorded<std::remove_const_t<decltype(held)>>{held}, device, launcher);
 }
 
 }  // namespace mha::inline MHA_NAMESPACE::cuda
