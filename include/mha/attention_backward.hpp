@@ -125,16 +125,15 @@ void attention_backward_into(const AttentionGradientsTo<std::type_identity_t<T>>
         {name, "q", "the source", "the source"}, detail::read_heads(q), kv, detail::collect_masks(extra...),
         detail::collect_scores(extra...), detail::collect_sink(NoSink{}, extra...), options, scope.frame);
     detail::require_source_reachable(backend, name, kv);
-    Tensor<T, 4> own[2];
     const auto axes = detail::gathered_axes(name, kv, options.ragged.has_value());
-    const auto rows = detail::gathered_rows<T>(name, kv, axes, scope.frame, own);
+    auto rows = detail::gathered_rows<T>(name, kv, axes, scope.frame);
+    if (axes.side_by_side) {
+      Index* const offsets = scope.frame.template take_host<Index>(static_cast<std::size_t>(forward.shape.batch) + 1);
+      detail::list_key_offsets(kv, offsets);
+      rows.offsets = {offsets, forward.shape.batch + 1};
+    }
     const auto ready = [&](const auto& call) {
-      auto there = rows;
-      if constexpr (!detail::computes_on_host<B>)
-        if (rows.offsets.data != nullptr)
-          there.offsets = {backend.stage(rows.offsets.data, rows.offsets.size, scope.frame, scope.workspace),
-                           rows.offsets.size, Memory::device};
-      scope.items(detail::gather_items(call.kv, call.shape, there));
+      const auto there = detail::gather(call.kv, call.shape, rows, scope);
       return call.with(there.source(), detail::mask_of_held(call.mask, call.kv), call.score);
     };
     detail::differentiate<T>(to, scope, forward, d_out, out, rows.key, rows.value, tape, ready, extra...);

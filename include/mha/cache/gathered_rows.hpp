@@ -3,13 +3,12 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <type_traits>
 
+#include "../call_backend.hpp"
 #include "../core/borrowed.hpp"
 #include "../core/check.hpp"
 #include "../core/copy.hpp"
 #include "../core/scalar.hpp"
-#include "../core/tensor.hpp"
 #include "../core/view.hpp"
 #include "../policy/call_shape.hpp"
 #include "kv_source.hpp"
@@ -50,30 +49,21 @@ template <class Source> GatheredAxes gathered_axes(const char* call, const Sourc
   return {batch, batch > 0 ? static_cast<Index>(source.keys(0)) : 0, false};
 }
 
-/// Rows of a frame for them, or of `own` if they are of a scalar that needs construction; the offsets are on the host.
+/// Where each sequence's keys begin, and behind the last one the end of all (B + 1).
+template <class Source> void list_key_offsets(const Source& source, Index* to) {
+  const Index batch = static_cast<Index>(source.batch());
+  to[0] = 0;
+  for (Index b = 0; b < batch; ++b) to[b + 1] = to[b] + static_cast<Index>(source.keys(b));
+}
+/// Memory of a frame for the rows; offsets are the caller's.
 template <class T, class Source, class Frame>
-GatheredRows<T> gathered_rows(const char* call, const Source& source, const GatheredAxes& axes, Frame& frame,
-                              Tensor<T, 4> (&own)[2]) {
-  const Index heads = static_cast<Index>(source.heads());
-  Borrowed<Index> offsets{};
-  if (axes.side_by_side) {
-    const Index batch = static_cast<Index>(source.batch());
-    Index* const begin = frame.template take_host<Index>(static_cast<std::size_t>(batch) + 1);
-    begin[0] = 0;
-    for (Index b = 0; b < batch; ++b) begin[b + 1] = begin[b] + static_cast<Index>(source.keys(b));
-    offsets = Borrowed<Index>(begin, batch + 1);
-  }
-  const auto rows_of = [&](Index width, Tensor<T, 4>& owner) {
-    if constexpr (std::is_trivially_copyable_v<T>) {
-      const Index extents[] = {axes.batch, axes.length, heads, width};
-      return take_like<T>(frame, row_major<4>(static_cast<T*>(nullptr), extents, call));
-    } else {
-      owner = Tensor<T, 4>(axes.batch, axes.length, heads, width);
-      return owner.view();
-    }
+GatheredRows<T> gathered_rows(const char* call, const Source& source, const GatheredAxes& axes, Frame& frame) {
+  const auto rows_of = [&](Index width) {
+    const Index extents[] = {axes.batch, axes.length, static_cast<Index>(source.heads()), width};
+    return take_like<T>(frame, row_major<4>(static_cast<T*>(nullptr), extents, call));
   };
-  return {rows_of(static_cast<Index>(source.dim()), own[0]), rows_of(static_cast<Index>(source.value_dim()), own[1]),
-          offsets};
+  const TensorView<T, 4> key = rows_of(static_cast<Index>(source.dim()));
+  return {key, rows_of(static_cast<Index>(source.value_dim()))};
 }
 
 /// Items that write them, rows of a key and its value; a position that the source has dropped is 0.
@@ -131,6 +121,17 @@ template <class T, class Source>
 GatherItems<T, Source> gather_items(const Source& source, const CallShape& shape, const GatheredRows<T>& to) {
   const Index columns = to.key.extent[3] + to.value.extent[3];
   return {std::ptrdiff_t{shape.batch} * shape.keys * to.key.extent[2], columns, 1, source, shape.keys, to};
+}
+
+/// The rows of a call's source, which is where the backend's machine reads it, written; the offsets are there then too.
+template <class T, class B, class Source>
+GatheredRows<T> gather(const Source& source, const CallShape& shape, GatheredRows<T> to, CallScope<B>& scope) {
+  if constexpr (!computes_on_host<B>)
+    if (to.offsets.data != nullptr)
+      to.offsets = {scope.backend.stage(to.offsets.data, to.offsets.size, scope.frame, scope.workspace),
+                    to.offsets.size, Memory::device};
+  scope.items(gather_items(source, shape, to));
+  return to;
 }
 
 }  // namespace mha::inline MHA_NAMESPACE::detail

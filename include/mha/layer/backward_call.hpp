@@ -9,6 +9,7 @@
 #include "../call.hpp"
 #include "../checked_call.hpp"
 #include "../core/add_to.hpp"
+#include "../core/borrowed.hpp"
 #include "../core/check.hpp"
 #include "../core/overlap.hpp"
 #include "../core/view.hpp"
@@ -18,6 +19,7 @@
 #include "cache_step.hpp"
 #include "call.hpp"
 #include "gradients.hpp"
+#include "key_value_gradients.hpp"
 #include "key_values.hpp"
 #include "parameter_views.hpp"
 
@@ -120,24 +122,54 @@ template <class E, class... Rest> ScoreTo find_score_gradient(const E& first, co
 }
 
 /// What backward() is given after the tape.
-template <class T, class... Extra> BesideGradients<T> find_beside_gradients(const Extra&... extra) {
+template <class T, class... Extra> BesideGradients<T> find_beside_gradients(Extra&... extra) {
   BesideGradients<T> given{find_memory_into<T>(extra...), find_bias_gradient<T>(extra...),
                            find_score_gradient(extra...)};
   if constexpr ((LogSumExpGradientArgument<Extra> || ...))
     given.d_log_sum_exp = given_d_log_sum_exp<Accumulator<T>>(extra...);
+  given.key_values = find_key_values_to<Accumulator<T>>(extra...);
   return given;
+}
+
+/// The gradients of keys and values that the call on the tape did not make have a place, or are not wanted.
+template <class T>
+void require_key_values_to(const RecordedTensors<T>& recorded, const KeyValuesTo<Accumulator<T>>& to) {
+  const bool takes = recorded.keys == KeysFrom::cache || recorded.keys == KeysFrom::projection;
+  require(takes || !(to.wanted() || to.stops), "backward: ", to.stops ? "StopGradient is" : "KeyValueGradients are",
+          " given, but the call on the tape made its keys and values itself");
+  require(!recorded.earlier || to.wanted() || to.stops,
+          "backward: the call on the tape attended to keys and values that it did not make: give the "
+          "KeyValueGradients that theirs are added to, layer.key_value_gradients(…), or mha::StopGradient{}, which "
+          "takes them as constants");
+  if (!to.wanted()) return;
+  const TensorView<const T, 4>& keys = recorded.key;
+  const Borrowed<Index>& offsets = recorded.key_offsets;
+  const Index sequences = offsets.data != nullptr ? offsets.size - 1 : keys.extent[0];
+  const Index length = offsets.data != nullptr ? longest(offsets) : keys.extent[1];
+  const auto fits = [&](const char* name, const TensorView<const T, 4>& of, const TensorView<Accumulator<T>, 4>& d) {
+    require_equal("backward", "batch", "the call on the tape", sequences, name, d.extent[0]);
+    require(d.extent[1] >= length, "backward: ", name, " have ", d.extent[1],
+            " positions, but the longest sequence of the call on the tape has ", length);
+    require_equal("backward", "heads", "the call on the tape", of.extent[2], name, d.extent[2]);
+    require_equal("backward", "head size", "the call on the tape", of.extent[3], name, d.extent[3]);
+  };
+  fits("the KeyValueGradients' keys", keys, to.key);
+  fits("the KeyValueGradients' values", recorded.value, to.value);
 }
 
 /// It fits the call on the tape, whose memory has rows of this width.
 template <class T>
 void require_beside_gradients(const RecordedTensors<T>& recorded, const BesideGradients<T>& given, Index kv_model) {
-  const bool wanted = given.memory.wanted;
-  require(recorded.cross || !wanted, "backward: memory_into() is given, but the call on the tape had no memory");
-  require(!recorded.cross || wanted || recorded.memory.size() == 0,
+  const bool wanted = given.memory.wanted, cross = recorded.keys == KeysFrom::memory;
+  require(cross || !wanted, "backward: memory_into() is given, but the call on the tape had no memory",
+          recorded.keys == KeysFrom::projection ? " of rows: keys and values of project_memory() have KeyValueGradients"
+                                                : "");
+  require(!cross || wanted || recorded.memory.size() == 0,
           "backward: the call on the tape had a memory: give mha::memory_into(d_memory) for its gradient");
   if (wanted) require_gradient_rows("memory", recorded.memory, "d_memory", given.memory.to, kv_model);
   if (given.d_log_sum_exp)
     require_log_sum_exp_gradient("backward", "the call on the tape", recorded.q, *given.d_log_sum_exp);
+  require_key_values_to(recorded, given.key_values);
 }
 
 /// What a layer's backward pass writes shares no memory with what else it writes, nor with what it reads.
@@ -178,6 +210,8 @@ void require_layer_apart(const RecordedTensors<T>& recorded, const TensorView<co
   score_apart("the BiasGradient", own);
   score_apart("the BiasGradient", wide);
   score_apart("the ScoreGradient", score);
+  score_apart("the KeyValueGradients' keys", footprint(given.key_values.key));
+  score_apart("the KeyValueGradients' values", footprint(given.key_values.value));
   require(!share_bytes(score, own) && !share_bytes(score, wide),
           "backward: the ScoreGradient overlaps the BiasGradient");
 }
@@ -187,10 +221,11 @@ template <class Gradients, class... Extra> constexpr bool check_layer_backward_a
   static_assert(
       ((GradientsArgument<Extra> || IntoArgument<Extra> || AddToArgument<Extra> || MemoryIntoArgument<Extra> ||
         BiasGradientArgument<Extra> || ScoreGradientArgument<Extra> || LogSumExpGradientArgument<Extra> ||
-        WorkspaceArgument<Extra> || BackendArgument<Extra>)&&...),
+        KeyValueGradientsArgument<Extra> || StopGradientArgument<Extra> || WorkspaceArgument<Extra> ||
+        BackendArgument<Extra>)&&...),
       "mha: after the tape backward() takes gradients, mha::into(dx) or mha::add_to(dx), mha::memory_into(d_memory), a "
-      "BiasGradient, a ScoreGradient, a LogSumExpGradient, a Workspace and a backend; masks and scores are those that "
-      "the tape has recorded (see mha/layer/backward_call.hpp)");
+      "BiasGradient, a ScoreGradient, a LogSumExpGradient, KeyValueGradients or StopGradient, a Workspace and a "
+      "backend; masks and scores are those that the tape has recorded (see mha/layer/backward_call.hpp)");
   static_assert(
       at_most_one<(IntoArgument<Extra> || AddToArgument<Extra>)...> && at_most_one<MemoryIntoArgument<Extra>...> &&
           at_most_one<BiasGradientArgument<Extra>...> && at_most_one<ScoreGradientArgument<Extra>...> &&
@@ -219,16 +254,17 @@ template <class B, class... Extra> constexpr void check_score_destinations() {
 }
 
 /// In the list of a call's arguments a tape and a memory count as masks that hide nothing.
-template <class E> using BesideTape = std::conditional_t<CallTapeArgument<E> || MemoryArgument<E>, Full, E>;
+template <class E>
+using BesideTape = std::conditional_t<CallTapeArgument<E> || MemoryArgument<E> || LayerStepArgument<E>, Full, E>;
 
 /// The sentences for a call that records: layer(x, tape, …).
 template <class T, class B, class X, class... Extra> constexpr bool check_recording() {
   check_memory_of<B, std::remove_cvref_t<X>>();
   constexpr bool rows = check_recorded_rows<X, Extra...>();
-  constexpr bool sources = !(LayerStepArgument<Extra> || ...) && !(is_key_values<std::remove_cvref_t<Extra>> || ...);
+  constexpr bool sources = !((is_key_values<std::remove_cvref_t<Extra>> && !std::is_lvalue_reference_v<Extra>) || ...);
   static_assert(sources,
-                "mha: a tape records calls on x, or on x and the rows of a memory: keys and values of a cache or of "
-                "project_memory() have no backward pass (see mha/layer/tape.hpp)");
+                "mha: a call on a tape reads what a temporary project_memory() returned, which would be gone before "
+                "the backward pass reads it again: name it first (see mha/layer/tape.hpp)");
   constexpr bool in_order = !(PositionsArgument<Extra> || ...);
   static_assert(in_order,
                 "mha: a tape keeps no Positions: rows of a call that is recorded follow each other, from an Origin on "

@@ -5,10 +5,12 @@
 #include <optional>
 
 #include "../block/rows.hpp"
+#include "../core/borrowed.hpp"
 #include "../core/overlap.hpp"
 #include "../core/scalar.hpp"
 #include "../core/view.hpp"
 #include "../policy/call_shape.hpp"
+#include "key_value_gradients.hpp"
 
 /// What the parts of a layer's backward pass hand to each other.
 namespace mha::inline MHA_NAMESPACE::detail {
@@ -35,6 +37,14 @@ struct ScoreTo {
   Footprint at{};
 };
 
+/// What the keys and values of a recorded call were made from.
+enum class KeysFrom : unsigned char {
+  x,          ///< its own rows
+  memory,     ///< the rows of a memory
+  cache,      ///< its own rows, and others before them, which were made earlier
+  projection  ///< of project_memory(), made earlier
+};
+
 /// What backward() is given beside dy, the tape, and where the gradients of parameters and of x go.
 ///
 /// Shapes    d_log_sum_exp (B, Hq, Lq)
@@ -43,18 +53,24 @@ template <class T> struct BesideGradients {
   BiasTo<T> bias;
   ScoreTo score;
   std::optional<TensorView<const Accumulator<T>, 3>> d_log_sum_exp{};
+  KeyValuesTo<Accumulator<T>> key_values{};
 };
 
 /// The tensors of a recorded call.
 ///
-/// Shapes    x (B, Lq, E)  memory (B, Lk, E_kv), x itself if not cross-attention  q, key, value, heads (B, L, H, D), of
-///           heads before the gates; null data for what there is none of
+/// Shapes    x (B, Lq, E)  memory (B, Lk, E_kv), x itself if keys are made from it, else without data  q, key, value,
+///           heads (B, L, H, D), of heads before the gates; null data for what there is none of. With key_offsets key
+///           and value are (1, ΣLk, Hkv, ·). key_before_norm has the rows that were made in the call
 template <class T> struct RecordedTensors {
   Index sinks = 0;
   std::uint64_t policies = 0;  ///< the version of the layer's
-  bool cross = false;
+  KeysFrom keys = KeysFrom::x;
   TensorView<const T, 3> x{}, memory{};
   TensorView<const T, 4> q{}, key{}, value{}, heads{}, q_before_norm{}, key_before_norm{};
+  Borrowed<Index> key_offsets{};
+  bool earlier = false;  ///< whether there are keys that the call did not make
+
+  bool made_keys() const { return keys != KeysFrom::projection; }
 };
 
 /// A value for each type.

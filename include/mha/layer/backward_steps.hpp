@@ -16,6 +16,7 @@
 #include "backward_interface.hpp"
 #include "backward_items.hpp"
 #include "gradients.hpp"
+#include "key_value_gradients.hpp"
 #include "parameter_views.hpp"
 
 /// The backward pass of what a layer does before and after its attention.
@@ -43,8 +44,10 @@ template <class T> struct BackwardTensors {
   RowGradient<T> dx, d_memory;
   TensorView<const T, 2> gated;  ///< the heads' outputs as they enter the output projection (B·L, Hq·Dv)
   TensorView<T, 4> d_heads;
-  TensorView<A, 4> d_q, d_key, d_value;  ///< side by side where they are made from the same rows
-  bool of_bias = false;                  ///< whether the gradient of an AdditiveBias is computed
+  TensorView<A, 4> d_q, d_key, d_value;         ///< side by side where they are made from the same rows
+  TensorView<A, 4> d_all_key{}, d_all_value{};  ///< those of all keys, where not all were made in the call
+  KeyValuesTo<A> key_values{};
+  bool of_bias = false;  ///< whether the gradient of an AdditiveBias is computed
 };
 
 /// All of a layer's backward pass but the attention itself, which is where the types of masks and scores are. Score is
@@ -119,20 +122,21 @@ class LayerBackwardSteps final : public BackwardSteps<Accumulator<T>> {
 
   /// Gradients of Q, K and V back to the rows that they were made from.
   void after(const RowPositions& queries, const RowPositions& keys) override {
+    if (tensors_.d_all_key.data != nullptr)
+      items_(KeyGradientItems<A>(tensors_.d_all_key, tensors_.d_all_value, d_key_, d_value_, tensors_.key_values,
+                                 queries, keys));
     run_position_backward<B, A>(position_, d_q_, queries, items_);
-    run_position_backward<B, A>(position_, d_key_, keys, items_);
+    if (recorded_.made_keys())
+      run_position_backward<B, A>(position_, d_key_, recorded_.keys == KeysFrom::cache ? queries : keys, items_);
     if constexpr (Norm::has_weights) {
       norm(recorded_.q_before_norm, w_.query_norm, d_q_, gradients_.query_norm);
-      norm(recorded_.key_before_norm, w_.key_norm, d_key_, gradients_.key_norm);
+      if (recorded_.made_keys()) norm(recorded_.key_before_norm, w_.key_norm, d_key_, gradients_.key_norm);
     }
     const Part parts[] = {{w_.query, gradients_.query}, {w_.key, gradients_.key}, {w_.value, gradients_.value}};
     const std::span<const Part> all(parts);
-    if (!recorded_.cross) {
-      project(recorded_.x, d_q_, all, tensors_.dx);
-    } else {
-      project(recorded_.x, d_q_, all.first(1), tensors_.dx);
-      project(recorded_.memory, d_key_, all.subspan(1), tensors_.d_memory);
-    }
+    const bool beside = recorded_.keys == KeysFrom::x || recorded_.keys == KeysFrom::cache;
+    project(recorded_.x, d_q_, beside ? all : all.first(1), tensors_.dx);
+    if (recorded_.keys == KeysFrom::memory) project(recorded_.memory, d_key_, all.subspan(1), tensors_.d_memory);
     if (sinks_ != nullptr) items_(JoinSums<LongSum<A>, A>{1, recorded_.sinks, 1, 1, sinks_, gradients_.sink});
   }
 

@@ -156,6 +156,20 @@ void run_gates(const TensorView<T, 4>& heads, const TensorView<const T, 1>& gate
   }
 }
 
+/// The heads' outputs as rows (B·L, Hq·Dv); gated in memory of the frame.
+template <class B, class Concat, class T, class Frame>
+TensorView<const T, 2> gated_rows(const TensorView<const T, 4>& heads, const TensorView<const T, 1>& gate, Frame& frame,
+                                  const ItemsOn<B>& items) {
+  if constexpr (Concat::has_gates) {
+    const TensorView<T, 4> copy = take_like<T>(frame, heads);
+    items(copy_items(heads, copy));
+    run_gates<B, Concat, T>(copy, gate, items);
+    return rows_of(TensorView<const T, 4>(copy));
+  } else {
+    return rows_of(heads);
+  }
+}
+
 /// y = rows (B·L, Hq·Dv) through the output projection, or the rows themselves without one, + the residual among a
 /// call's arguments.
 ///

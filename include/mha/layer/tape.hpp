@@ -13,6 +13,7 @@
 #include "../block/kept_arrays.hpp"
 #include "../call.hpp"
 #include "../checked_call.hpp"
+#include "../core/borrowed.hpp"
 #include "../core/check.hpp"
 #include "../core/math.hpp"
 #include "../core/overlap.hpp"
@@ -23,9 +24,11 @@
 #include "../tape.hpp"
 #include "backward_interface.hpp"
 #include "gradients.hpp"
+#include "recorded_keys.hpp"
 
 namespace mha::inline MHA_NAMESPACE {
 
+template <class T, Backend B, class Policies> class RecordingLayer;
 template <class T, Backend B, class Policies> class TrainableLayer;
 
 namespace detail {
@@ -79,6 +82,7 @@ template <class Base> class InPlace {
 /// The tensors of a layer's attention in the backward pass.
 template <class T> struct HeadGradients {
   TensorView<const T, 4> q, key, value, out, d_out;
+  Borrowed<Index> key_offsets;                        ///< of keys that do not lie as the queries do
   TensorView<const Accumulator<T>, 3> d_log_sum_exp;  ///< null data for 0
   GradientTo<T> d_q, d_key, d_value;
   LongSum<Accumulator<T>>* sink = nullptr;
@@ -190,9 +194,9 @@ class PoliciesOf final : public RecordedPolicies<T, B> {
     using Wanted = WantedFor<(sizeof...(OfBias) > 0), OfCall>;
     constexpr const char* name = "backward";
     auto frame = workspace.frame();
-    const auto forward =
-        checked_call<T, memory_of<B>>(name, heads.q, kv_of(name, heads.q, heads.key, heads.value, options_.ragged),
-                                      mask_, score_, sink_, options_, frame);
+    const auto forward = checked_call<T, memory_of<B>>(
+        name, heads.q, kv_of_recorded(name, heads.q, heads.key, heads.value, heads.key_offsets, options_.ragged), mask_,
+        score_, sink_, options_, frame);
     tape.require_of(backend, name, forward);
     require_backward_fits(backend, name, forward.shape);
     using F = std::remove_const_t<decltype(forward)>;
@@ -274,7 +278,7 @@ class PoliciesOf final : public RecordedPolicies<T, B> {
 ///   const auto dx = layer.backward(dy, tape, gradients);
 ///
 /// Keeps     q, k, v and the heads of every row, two numbers of each softmax row, the call's policies; with QkNorm
-///           q and k before it too
+///           q and k before it too; of a step of a cache k and v of all positions
 /// Borrows   x, the memory, and what the call's policies, Ragged and Origin point at: all must stay as they were until
 ///           backward() has run
 template <class T, class B> class LayerTape {
@@ -294,6 +298,7 @@ template <class T, class B> class LayerTape {
   bool recorded() const { return attention_.recorded() && policies_.get() != nullptr; }
 
  private:
+  template <class, Backend, class> friend class RecordingLayer;
   template <class, Backend, class> friend class TrainableLayer;
 
   /// What backward() reads is where the backend reaches it.
@@ -301,10 +306,12 @@ template <class T, class B> class LayerTape {
     arrays_.require_reachable(backend, "backward");
     detail::require_reachable(backend, "backward", "x", recorded_.x);
     detail::require_reachable(backend, "backward", "memory", recorded_.memory);
+    detail::require_reachable(backend, "backward", "the keys", recorded_.key);
   }
 
   std::uint64_t version_ = 0;  // of the weights
   detail::RecordedTensors<T> recorded_;
+  detail::RecordedLists lists_;
   AttentionTape<T, B> attention_;
   detail::KeptArrays<T, B> arrays_;
   detail::InPlace<detail::RecordedPolicies<T, B>> policies_;

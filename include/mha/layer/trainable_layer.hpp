@@ -8,54 +8,33 @@
 #include <utility>
 
 #include "../backend/backward.hpp"
-#include "../block/arguments.hpp"
 #include "../block/device_gradients.hpp"
 #include "../block/recording.hpp"
 #include "../block/rows.hpp"
 #include "../block/trainable.hpp"
 #include "../block/weights_version.hpp"
 #include "../call_backend.hpp"
-#include "../checked_call.hpp"
 #include "../core/check.hpp"
 #include "../core/copy.hpp"
 #include "../core/overlap.hpp"
 #include "../core/workspace.hpp"
 #include "../device_score_gradients.hpp"
 #include "../policy/sink.hpp"
-#include "../staged.hpp"
 #include "backward_call.hpp"
+#include "backward_interface.hpp"
 #include "backward_steps.hpp"
-#include "cached_call.hpp"
 #include "config.hpp"
 #include "cost.hpp"
 #include "explain.hpp"
 #include "gradients.hpp"
+#include "key_value_gradients.hpp"
 #include "products.hpp"
+#include "recording_layer.hpp"
 #include "score_sums.hpp"
 #include "stages.hpp"
 #include "tape.hpp"
 
 namespace mha::inline MHA_NAMESPACE {
-
-template <class T, Backend B, class Policies> class Layer;  // in layer.hpp
-
-namespace detail {
-
-/// The heads' outputs as rows (B·L, Hq·Dv); gated in memory of the frame.
-template <class B, class Concat, class T, class Frame>
-TensorView<const T, 2> gated_rows(const TensorView<const T, 4>& heads, const TensorView<const T, 1>& gate, Frame& frame,
-                                  const ItemsOn<B>& items) {
-  if constexpr (Concat::has_gates) {
-    const TensorView<T, 4> copy = take_like<T>(frame, heads);
-    items(copy_items(heads, copy));
-    run_gates<B, Concat, T>(copy, gate, items);
-    return rows_of(TensorView<const T, 4>(copy));
-  } else {
-    return rows_of(heads);
-  }
-}
-
-}  // namespace detail
 
 /// A layer with its backward pass, which costs a program nothing that does not call it.
 ///
@@ -68,8 +47,8 @@ TensorView<const T, 2> gated_rows(const TensorView<const T, 4>& heads, const Ten
 /// Formula   of L = ⟨dy, y⟩: dW_O = headsᵀ dy, db_O = Σ dy, dheads = dy W_Oᵀ; attention_backward(); rotary turned back,
 ///           the norm's derivative; dW_Q = xᵀ dQ, db_Q = Σ dQ, …;  dx = dQ W_Qᵀ + dK W_Kᵀ + dV W_Vᵀ
 /// Source    Vaswani et al. 2017, §3.2.2; Dao et al. 2022, appendix B.2
-template <class T, Backend B, class Policies> class TrainableLayer : public Layer<T, B, Policies> {
-  using Base = Layer<T, B, Policies>;
+template <class T, Backend B, class Policies> class TrainableLayer : public RecordingLayer<T, B, Policies> {
+  using Base = RecordingLayer<T, B, Policies>;
   using A = Accumulator<T>;
   using Norm = typename Policies::Norm;
   using Concat = typename Policies::Concat;
@@ -79,27 +58,16 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
   using Sink = typename Policies::Sink;
   using Rows = TensorView<const T, 3>;
   using Given = detail::BesideGradients<T>;
-  using Base::backend_, Base::config_, Base::norm_, Base::parameters_, Base::position_, Base::products_, Base::mask_,
-      Base::score_, Base::sink_;
-
-  template <class = void> static constexpr bool differentiates() {
-    return detail::check_trains<T, B>() && detail::check_trains_score<B, T, Score>();
-  }
+  using Base::backend_, Base::config_, Base::norm_, Base::parameters_, Base::position_, Base::products_, Base::score_,
+      Base::sink_, Base::has_sink, Base::policies_now_, Base::sinks, Base::differentiates, Base::require_trainable;
 
  public:
   using Workspace = typename B::Workspace;
-  using Tape = LayerTape<T, B>;
+  using Tape = typename Base::Tape;
+  using KeyValueGradients = mha::KeyValueGradients<A, B>;
   using Gradients = detail::LayerGradientsOn<B, T, Score>;
 
   using Base::Base;
-
-  /// An empty tape for calls of this layer, and of others of its scalar and backend.
-  template <int = 0> [[nodiscard]] auto tape() const {
-    if constexpr (differentiates())
-      return Tape{};
-    else
-      return detail::Refused{};
-  }
 
   /// Zero gradients of all that backward() differentiates: matrices, biases, norms, gates, the Sink's logits and the
   /// trained numbers of the score.
@@ -111,6 +79,11 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
     };
     return detail::layer_gradients<B, T>(backend_, parameters_.size() + sinks(), layout, score_.own(),
                                          config_.num_heads);
+  }
+
+  /// Zero gradients of keys and values that calls attend to and do not make: of so many sequences and positions.
+  template <int = 0> [[nodiscard]] KeyValueGradients key_value_gradients(Index batch, Index length) const {
+    return {backend_, batch, length, config_.num_kv_heads, config_.head_dim, config_.value_dim};
   }
 
   /// The layer's score and sink, with the numbers that update() gave them.
@@ -139,26 +112,6 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
     }
   }
 
-  using Base::operator();
-  /// layer(x, tape, …) and layer(x, memory, tape, …): the call without a tape, which leaves on it what backward() needs
-  /// of it. Its bits are the same.
-  ///
-  /// Then      what a call without a tape is given. What it borrows, x and the memory stay as they are until the
-  ///           backward pass has run; the result and a LogSumExp are no part of them. The memory has x's batch
-  /// Errors    as without, and ShapeError if only packed weights are left and the backend does not unpack them; the
-  ///           tape is as it was then, or, if memory ran out or a policy threw, has nothing recorded
-  // First is apart from Extra, because clang 14 takes (X&&, Extra&&...) for the refusal of MultiHeadAttention.
-  template <class X, class First, class... Extra>
-  requires(SequenceOf<std::remove_cvref_t<X>, T>&& detail::has_call_tape<First, Extra...> &&
-           !detail::misplaced_memory<First, Extra...> &&
-           !detail::has_foreign_memory<typename Base::KeyValues, First, Extra...>) [[nodiscard]] auto
-  operator()(X&& x, First&& first, Extra&&... extra) const {
-    if constexpr (!differentiates() || !detail::check_recording<T, B, X, First, Extra...>())
-      return detail::Refused{};
-    else
-      return record_call(x, first, extra...);
-  }
-
   /// The gradients of ⟨dy, y⟩ for the call on the tape: those of the parameters are added to `gradients`, that of x is
   /// returned, or written to mha::into(dx), or added, in T, to what mha::add_to(dx) holds.
   ///
@@ -180,7 +133,8 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
   ///           there. After any other exception, such as of a functor that threw, gradients may have part of a step
   template <SequenceOf<T> DY, class... Extra>
   auto backward(const DY& dy, const std::type_identity_t<Tape>& tape, Extra&&... extra) const {
-    if constexpr (!differentiates() || !detail::check_layer_backward_arguments<Gradients, Extra...>()) {
+    if constexpr (!differentiates() || !detail::check_layer_backward_arguments<Gradients, Extra...>() ||
+                  !detail::check_key_value_gradients<KeyValueGradients, Extra...>()) {
       return detail::Refused{};
     } else {
       detail::check_memory_of<B, DY>();
@@ -223,103 +177,11 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
   }
 
  private:
-  static constexpr bool trains = detail::trains_on<B, T, Score>, has_sink = !std::is_same_v<Sink, NoSink>;
+  static constexpr bool trains = detail::trains_on<B, T, Score>;
 
-  Index sinks() const { return has_sink ? config_.num_heads : 0; }
   /// Those of the gradients, with null data.
   LayerGradientViews<A> shapes() const {
     return {parameters_.layout(static_cast<A*>(nullptr)), TensorView<A, 1>{nullptr, {sinks()}, {1}}};
-  }
-
-  template <class X, class First, class... Extra> auto record_call(const X& x, First& first, Extra&... extra) const {
-    const Rows from = detail::read_sequence(x);
-    if constexpr (Sequence<First>) {
-      return record_into(x, from, Rows(detail::read_memory<B>(first)), true, extra...);
-    } else {
-      return record_into(x, from, from, false, first, extra...);
-    }
-  }
-
-  void require_trainable(const char* call) const {
-    this->require_weights(call);
-    detail::require_unpackable_weights(!parameters_.packed_only() || products_.unpacks(), call, "layer",
-                                       parameters_.size(), B::name);
-  }
-
-  template <class X, class... Extra>
-  auto record_into(const X&, const Rows& x, const Rows& memory, bool cross, Extra&... extra) const {
-    this->check(x, memory);
-    require_trainable("layer");
-    return detail::into_or_returned<X, T>(
-        backend_, x, this->output_width(), [&](const TensorView<T, 3>& y) { record(x, memory, cross, y, extra...); },
-        extra...);
-  }
-
-  template <class... Extra>
-  MHA_NO_INLINE void record(const Rows& x, const Rows& memory, bool cross, const TensorView<T, 3>& y,
-                            Extra&... extra) const {
-    const Config& c = config_;
-    const Index batch = x.extent[0], length = x.extent[1];
-    Tape& tape = detail::given_tape<Tape>(extra...);
-    this->check_result(x, y);
-    const B& backend = detail::backend_or(backend_, extra...);
-    detail::require_residual(backend, x, this->output_width(), extra...);
-    detail::CallScope<B> scope(backend, extra...);
-    typename detail::KeptArrays<T, B>::Draft kept(tape.arrays_, backend, "layer");
-    const detail::HeadSizes of_heads{c.num_heads, c.value_dim};
-    const auto heads = detail::head_buffers<T, false>(kept, batch, length, {of_heads})[0];
-    auto made = detail::projected<B>(c, x, memory, true, kept);
-    if constexpr (Norm::has_weights) {
-      made.q_before_norm = detail::take_like<T>(kept, made.q);
-      made.key_before_norm = detail::take_like<T>(kept, made.to_key);
-    }
-    const detail::CallNames names = detail::layer_names(x, memory);
-    const auto given = this->options(batch, memory, extra...);
-    const TensorView<const T, 4> q = made.q;
-    const auto mask = detail::intersect(mask_.there(), detail::collect_masks(extra...));
-    const auto of_call = detail::collect_scores(extra...);
-    const auto scores = detail::chain(score_.there(), of_call);
-    auto checked = detail::attend_call<T, detail::memory_of<B>>(
-        names, heads, q, detail::kv_of(names, q, made.key, made.value, given.ragged), mask, scores, sink_.there(),
-        given, scope.frame);
-    const detail::NamedArray read[] = {{"x", detail::footprint(x)},
-                                       {"the memory", detail::footprint(memory)},
-                                       {"the Sink", detail::footprint(checked.sink.data, checked.sink.size)}};
-    const detail::NamedArray written[] = {{"the result", detail::footprint(y)},
-                                          {"log-sum-exp", detail::footprint(checked.log_sum_exp)}};
-    for (const auto& to : written) detail::require_recorded_apart("layer", to, read, checked.score);
-    detail::require_supported(backend, "layer");
-    detail::require_reachable(backend, "layer", "x", x);
-    detail::require_reachable(backend, "layer", "memory", memory);
-    detail::require_written(backend, y, checked.log_sum_exp, extra...);
-    const auto& score = score_.there();
-    const auto& sink = sink_.there();
-    detail::PoliciesOf<T, B, std::remove_const_t<decltype(mask)>, std::remove_cvref_t<decltype(score)>,
-                       std::remove_const_t<decltype(of_call)>, std::remove_cvref_t<decltype(sink)>>
-        policies(mask, score, of_call, sink, given);
-    checked.states = tape.attention_.begin(backend, "layer", checked);
-    kept.keep();
-    tape.policies_.emplace(std::move(policies));
-    tape.version_ = parameters_.version();
-    tape.recorded_ = {sinks(),
-                      policies_now_,
-                      cross,
-                      x,
-                      memory,
-                      q,
-                      made.key,
-                      made.value,
-                      heads,
-                      made.q_before_norm,
-                      made.key_before_norm};
-
-    const auto call = detail::staged(backend, std::move(checked), scope.frame, scope.workspace);
-    const auto w = parameters_.views();
-    this->project(scope, x, made, detail::positions_of<Rows>(call), w);
-    detail::run<true>(backend, call, scope.workspace);
-    const auto rows = detail::gated_rows<B, Concat, T>(heads, products_.vectors(w).gate, scope.frame, scope.items);
-    detail::finish_rows<Output>(products_, rows, w, y, scope.frame, scope.items, extra...);
-    tape.attention_.end();
   }
 
   void check_backward(const Rows& dy, const Tape& tape, const Gradients* gradients, const TensorView<T, 3>& dx,
@@ -359,41 +221,54 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
         heads{c.num_heads, c.value_dim};
     const auto w = products_.readable(backend, parameters_.views(), parameters_.packed_only(),
                                       parameters_.layout(static_cast<const T*>(nullptr)), scope.frame);
-    detail::BackwardTensors<T> tensors{recorded, dy, d_x, given.memory, {}, {}, {}, {}, {}, given.bias.wanted()};
+    detail::BackwardTensors<T> tensors{recorded, dy, d_x, given.memory, {}, {}, {}, {}, {}};
+    tensors.key_values = given.key_values;
+    tensors.of_bias = given.bias.wanted();
     tensors.gated = detail::gated_rows<B, Concat, T>(recorded.heads, w.gate, scope.frame, scope.items);
     const Index *const x = recorded.x.extent, *const memory = recorded.memory.extent;
     tensors.d_heads = detail::head_buffers<T, false>(scope.frame, x[0], x[1], {heads})[0];
     // Side by side, so that one product makes all gradients of what comes from the same rows.
-    if (!recorded.cross) {
+    if (recorded.keys == detail::KeysFrom::x || recorded.keys == detail::KeysFrom::cache) {
       const auto all = detail::head_buffers<A, true>(scope.frame, x[0], x[1], {q, k, v});
       tensors.d_q = all[0], tensors.d_key = all[1], tensors.d_value = all[2];
     } else {
       tensors.d_q = detail::head_buffers<A, true>(scope.frame, x[0], x[1], {q})[0];
+    }
+    if (recorded.keys == detail::KeysFrom::memory) {
       const auto both = detail::head_buffers<A, true>(scope.frame, memory[0], memory[1], {k, v});
       tensors.d_key = both[0], tensors.d_value = both[1];
+    }
+    const bool passes = recorded.keys == detail::KeysFrom::cache || given.key_values.wanted();
+    if (passes) {
+      tensors.d_all_key = detail::take_like<A>(scope.frame, recorded.key);
+      tensors.d_all_value = detail::take_like<A>(scope.frame, recorded.value);
     }
     const auto of_score = detail::score_of(gradients);
     detail::LayerBackwardSteps<T, B, Policies, std::remove_const_t<decltype(of_score)>> steps(
         norm_, position_, w, tensors, detail::named_there(gradients, shapes()), of_score, backend, scope.workspace,
         scope.frame);
+    GradientTo<T> key, value;
+    if (passes)
+      key = tensors.d_all_key, value = tensors.d_all_value;
+    else if (recorded.made_keys())
+      key = tensors.d_key, value = tensors.d_value;
     const detail::HeadGradients<T> attention{
         recorded.q,
         recorded.key,
         recorded.value,
         recorded.heads,
         tensors.d_heads,
+        recorded.key_offsets,
         d_log_sum_exp,
         tensors.d_q,
-        tensors.d_key,
-        tensors.d_value,
+        key,
+        value,
         steps.sinks(),
         given.bias,
         given.score,
         {{"dx", detail::footprint(dx)}, {"d_memory", detail::footprint(d_memory)}}};
     tape.policies_.get()->backward(backend, tape.attention_, attention, steps, scope.workspace);
   }
-
-  std::uint64_t policies_now_ = detail::next_version();  // of this layer and its copies
 };
 
 }  // namespace mha::inline MHA_NAMESPACE

@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <type_traits>
+#include <utility>
+
+#include "../backend/backend.hpp"
+#include "../block/device_gradients.hpp"
+#include "../call.hpp"
+#include "../core/items.hpp"
+#include "../core/view.hpp"
+#include "../policy/call_shape.hpp"
+
+namespace mha::inline MHA_NAMESPACE {
+
+/// The gradients of keys and values that calls attended to and did not make: those of a cache's earlier rows, or of
+/// project_memory(). layer.backward(dy, tape, …, d) adds to them what its call adds; of a call with a step of a cache
+/// it first takes what later calls have left for the step's own rows, so that calls that followed each other are
+/// differentiated as one, the last first.
+///
+///   auto d = layer.key_value_gradients(sequences, length);  // all 0
+///   for (std::size_t i = chunks; i-- > 0;) layer.backward(dy[i], tape[i], gradients, d, mha::into(dx[i]));
+///
+/// Scalars   A is the accumulator of the layer's scalar
+/// Shapes    key (B, L, Hkv, D)  value (B, L, Hkv, Dv): position p of a call's sequence b is in row (b, p); L is at
+///           least that of the longest sequence
+template <class A, class B> class KeyValueGradients {
+  using Workspace = typename B::Workspace;
+  using Rows = detail::TensorOf<B, A, 4>;
+
+ public:
+  static constexpr bool is_key_value_gradients = true;
+
+  /// Of so many sequences and positions, all 0.
+  KeyValueGradients(const B& backend, Index batch, Index length, Index kv_heads, Index head_dim, Index value_dim)
+      : backend_(backend) {
+    [[maybe_unused]] const auto held = detail::entered(backend_);
+    key = Rows(batch, length, kv_heads, head_dim);
+    value = Rows(batch, length, kv_heads, value_dim);
+    if constexpr (!detail::computes_on_host<B>) clear();  // the host's are 0
+  }
+
+  Rows key, value;
+
+  /// All ← 0, in the workspace's stream if it has one.
+  void clear(Workspace& workspace) {
+    const detail::ItemsOn<B> items{backend_, workspace};
+    for (Rows* rows : {&key, &value}) {
+      const TensorView<A, 4> all = rows->view();
+      items(detail::ZeroItems<A>{all.size(), 1, 1, {all.data, {1}, {1}}});
+    }
+  }
+  /// The same for calls without a Workspace.
+  void clear() {
+    Workspace own;
+    detail::require_sendable(backend_, own);
+    clear(own);
+    if constexpr (!detail::computes_on_host<B>)  // waits for it
+      backend_.download(std::as_const(key).view().data, std::span<A>{}, own);
+  }
+
+ private:
+  B backend_;
+};
+
+/// Keys and values that a call attended to and did not make are taken as constants: layer.backward(dy, tape, …,
+/// mha::StopGradient{}).
+struct StopGradient {};
+
+namespace detail {
+
+template <class E>
+concept KeyValueGradientsArgument = requires {
+  requires std::remove_cvref_t<E>::is_key_value_gradients;
+};
+template <class E>
+concept StopGradientArgument = std::is_same_v<std::remove_cvref_t<E>, StopGradient>;
+
+/// Where the gradients of a call's keys and values go that it did not make; null data: nowhere.
+template <class A> struct KeyValuesTo {
+  TensorView<A, 4> key{}, value{};
+  bool stops = false;  ///< they are constants
+
+  bool wanted() const { return key.data != nullptr || value.data != nullptr; }
+};
+
+/// What is given of the two among the arguments of backward().
+template <class A> constexpr KeyValuesTo<A> find_key_values_to() { return {}; }
+template <class A, class E, class... Rest> constexpr KeyValuesTo<A> find_key_values_to(E& first, Rest&... rest) {
+  if constexpr (KeyValueGradientsArgument<E>)
+    return {first.key.view(), first.value.view()};
+  else if constexpr (StopGradientArgument<E>)
+    return {{}, {}, true};
+  else
+    return find_key_values_to<A>(rest...);
+}
+
+/// The sentences for them in a backward pass of a layer whose KeyValueGradients are Own, one at a time.
+template <class Own, class... Extra> constexpr bool check_key_value_gradients() {
+  constexpr bool one = at_most_one<(KeyValueGradientsArgument<Extra> || StopGradientArgument<Extra>)...>;
+  static_assert(one,
+                "mha: one of KeyValueGradients and mha::StopGradient{} may be given once (see "
+                "mha/layer/key_value_gradients.hpp)");
+  constexpr bool same = ((!KeyValueGradientsArgument<Extra> || std::is_same_v<std::remove_cvref_t<Extra>, Own>)&&...);
+  static_assert(
+      same,
+      "mha: backward() takes KeyValueGradients that key_value_gradients() of the layer has made: these are of "
+      "another scalar or backend (see mha/layer/key_value_gradients.hpp)");
+  constexpr bool named = ((!KeyValueGradientsArgument<Extra> || std::is_same_v<Extra, Own&>)&&...);
+  static_assert(named || !same,
+                "mha: backward() adds to KeyValueGradients that have a name and are not const: auto d = "
+                "layer.key_value_gradients(sequences, length) (see mha/layer/key_value_gradients.hpp)");
+  return one && same && named;
+}
+
+/// Hands the gradients of all keys and values of a call on: those of its own rows, and what later calls added to them,
+/// to where those of the rows are; the others are added to `to`, if that has data. Rows are those of the longest
+/// sequence in every sequence and head.
+///
+/// Shapes    all_key, all_value (B, Lk, Hkv, ·), or with key offsets (1, ΣLk, Hkv, ·)  key, value as x is: (B, n, Hkv,
+///           ·), or with offsets in `queries` (1, Σn, Hkv, ·); null data if the call made none
+template <class A> struct KeyGradientItems {
+  std::ptrdiff_t rows;
+  Index columns, cost;
+  Index longest;
+  TensorView<A, 4> all_key, all_value, key, value;
+  KeyValuesTo<A> to;
+  RowPositions queries;
+  const Index* key_offsets;
+
+  KeyGradientItems(const TensorView<A, 4>& of_key, const TensorView<A, 4>& of_value, const TensorView<A, 4>& own_key,
+                   const TensorView<A, 4>& own_value, const KeyValuesTo<A>& others, const RowPositions& x,
+                   const RowPositions& keys)
+      : rows(std::ptrdiff_t{keys.sequences} * keys.longest * of_key.extent[2]),
+        columns(of_key.extent[3] + of_value.extent[3]),
+        cost(2),
+        longest(keys.longest),
+        all_key(of_key),
+        all_value(of_value),
+        key(own_key),
+        value(own_value),
+        to(others),
+        queries(x),
+        key_offsets(keys.offsets) {}
+
+  MHA_HOST_DEVICE void operator()(std::ptrdiff_t row, Index column) const {
+    const Index heads = all_key.extent[2], g = static_cast<Index>(row % heads);
+    const auto k = static_cast<Index>(row / heads % longest), b = static_cast<Index>(row / heads / longest);
+    if (key_offsets != nullptr && k >= key_offsets[b + 1] - key_offsets[b]) return;
+    const Index dim = all_key.extent[3];
+    if (column < dim)
+      pass(all_key, key, to.key, b, k, g, column);
+    else
+      pass(all_value, value, to.value, b, k, g, column - dim);
+  }
+
+ private:
+  MHA_HOST_DEVICE void pass(const TensorView<A, 4>& all, const TensorView<A, 4>& own, const TensorView<A, 4>& others,
+                            Index b, Index k, Index g, Index d) const {
+    const A x = key_offsets != nullptr ? all(0, key_offsets[b] + k, g, d) : all(b, k, g, d);
+    const bool adds = others.data != nullptr;
+    if (own.data == nullptr || k < queries.first[b]) {
+      if (adds) others(b, k, g, d) += x;
+      return;
+    }
+    const Index i = k - queries.first[b];
+    A& y = queries.offsets != nullptr ? own(0, queries.offsets[b] + i, g, d) : own(b, i, g, d);
+    y = adds ? x + others(b, k, g, d) : x;
+  }
+};
+
+}  // namespace detail
+
+}  // namespace mha::inline MHA_NAMESPACE

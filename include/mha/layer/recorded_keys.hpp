@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <type_traits>
+#include <vector>
+
+#include "../cache/gathered_rows.hpp"
+#include "../call.hpp"
+#include "../checked_call.hpp"
+#include "../core/borrowed.hpp"
+#include "../core/check.hpp"
+#include "../core/overlap.hpp"
+#include "../core/view.hpp"
+#include "backward_interface.hpp"
+#include "cache_step.hpp"
+#include "key_values.hpp"
+#include "stages.hpp"
+
+/// The keys and values that a recorded call attends to, as its backward pass reads them.
+namespace mha::inline MHA_NAMESPACE::detail {
+
+/// Lists of a step, which is gone when the backward pass runs.
+struct RecordedLists {
+  std::vector<Index> query_offsets, positions, key_offsets;
+};
+
+/// Where they are, on the tape or what it borrows.
+template <class T> struct RecordedKeys {
+  KeysFrom from;
+  TensorView<const T, 4> key, value;
+  RecordedLists lists{};
+  bool earlier = false;        ///< whether some were not made in the call
+  GatheredRows<T> gathered{};  ///< of a cache: to be written
+
+  /// The call's options with the lists in place of the step's.
+  template <class A> CallOptions<A> options(CallOptions<A> given) const {
+    if (from != KeysFrom::cache) return given;
+    if (given.ragged) given.ragged = Ragged{lists.query_offsets};
+    given.origin = Origin(Borrowed<Index>(lists.positions));
+    given.whole = nullptr;
+    return given;
+  }
+};
+
+/// Of a call whose keys are rows of `memory`, which may be x itself, or what project_memory() returned, or of a step.
+/// `made` are those of the call; arrays are taken from `kept`.
+///
+/// Errors    ShapeError if the step is of a recordable cache, or all its sequences together are too long for an axis
+template <class T, class Memory, class Source, class A, class Kept>
+RecordedKeys<T> recorded_keys(KeysFrom from, const Projected<T>& made, [[maybe_unused]] const Memory& memory,
+                              [[maybe_unused]] const Source& source, [[maybe_unused]] const CallOptions<A>& options,
+                              [[maybe_unused]] Kept& kept) {
+  if constexpr (LayerStepArgument<Memory>) {
+    require(options.planned_keys == 0,
+            "layer: a tape records no step of a recordable cache: make the cache without CacheSizes{.recordable = "
+            "true}");
+    const GatheredAxes axes = gathered_axes("layer", source, options.ragged.has_value());
+    const GatheredRows<T> rows = gathered_rows<T>("layer", source, axes, kept);
+    RecordedKeys<T> keys{from, rows.key, rows.value, {}, false, rows};
+    const auto offsets = memory.offsets(), positions = memory.positions();
+    keys.lists.query_offsets.assign(offsets.begin(), offsets.end());
+    keys.lists.positions.assign(positions.begin(), positions.end());
+    for (const Index position : positions) keys.earlier = keys.earlier || position > 0;
+    if (axes.side_by_side) {
+      keys.lists.key_offsets.resize(positions.size() + 1);
+      list_key_offsets(source, keys.lists.key_offsets.data());
+      keys.gathered.offsets = Borrowed<Index>(keys.lists.key_offsets);
+    }
+    return keys;
+  } else {
+    return {from, made.key, made.value, {}, from == KeysFrom::projection && made.key.size() > 0};
+  }
+}
+
+/// What a recorded call attends to. Rows of a memory, and of project_memory(), have x's batch.
+template <class T, class Memory>
+auto recorded_source(const CallNames& names, const TensorView<const T, 4>& q, const Projected<T>& made,
+                     const Memory& memory, const std::optional<Ragged>& ragged) {
+  if constexpr (LayerStepArgument<Memory>)
+    return memory.source();
+  else
+    return kv_of(names, q, made.key, made.value, ragged);
+}
+
+/// The keys and values of a recorded call in its backward pass.
+template <class T>
+ContiguousKv<T> kv_of_recorded(const CallNames& names, const TensorView<const T, 4>& q,
+                               const TensorView<const T, 4>& key, const TensorView<const T, 4>& value,
+                               const Borrowed<Index>& offsets, const std::optional<Ragged>& ragged) {
+  return offsets.data != nullptr ? ContiguousKv<T>{key, value, offsets} : kv_of(names, q, key, value, ragged);
+}
+
+}  // namespace mha::inline MHA_NAMESPACE::detail
