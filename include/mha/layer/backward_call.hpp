@@ -146,15 +146,7 @@ void require_key_values_to(const RecordedTensors<T>& recorded, const KeyValuesTo
   const Borrowed<Index>& offsets = recorded.key_offsets;
   const Index sequences = offsets.data != nullptr ? offsets.size - 1 : keys.extent[0];
   const Index length = offsets.data != nullptr ? longest(offsets) : keys.extent[1];
-  const auto fits = [&](const char* name, const TensorView<const T, 4>& of, const TensorView<Accumulator<T>, 4>& d) {
-    require_equal("backward", "batch", "the call on the tape", sequences, name, d.extent[0]);
-    require(d.extent[1] >= length, "backward: ", name, " have ", d.extent[1],
-            " positions, but the longest sequence of the call on the tape has ", length);
-    require_equal("backward", "heads", "the call on the tape", of.extent[2], name, d.extent[2]);
-    require_equal("backward", "head size", "the call on the tape", of.extent[3], name, d.extent[3]);
-  };
-  fits("the KeyValueGradients' keys", keys, to.key);
-  fits("the KeyValueGradients' values", recorded.value, to.value);
+  require_key_value_gradients("the call on the tape", sequences, length, keys, recorded.value, to.key, to.value);
 }
 
 /// It fits the call on the tape, whose memory has rows of this width.
@@ -234,6 +226,18 @@ template <class Gradients, class... Extra> constexpr bool check_layer_backward_a
       "mha: one of mha::into(dx) and mha::add_to(dx), mha::memory_into(d_memory), a BiasGradient, a ScoreGradient, a "
       "LogSumExpGradient, a Workspace and a backend may be given once each (see mha/layer/backward_call.hpp)");
   return check_gradients<Gradients, Extra...>();
+}
+
+/// The sentences for a project_memory() that records.
+template <class Own, class Memory, class Tape> constexpr bool check_memory_recording() {
+  constexpr bool fits = std::is_same_v<std::remove_cvref_t<Tape>, Own>, named = std::is_same_v<Tape, Own&>;
+  static_assert(fits,
+                "mha: the tape of project_memory() is of another scalar or backend than the layer, whose memory_tape() "
+                "makes one (see mha/layer/memory_tape.hpp)");
+  static_assert(named || !fits,
+                "mha: project_memory() records on a tape that has a name and is not const: auto tape = "
+                "layer.memory_tape() (see mha/layer/memory_tape.hpp)");
+  return check_recorded_rows<Memory>() && fits && named;
 }
 
 /// Whether it is the ScoreGradient of a score that the backend computes none of.

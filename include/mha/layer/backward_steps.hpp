@@ -126,12 +126,8 @@ class LayerBackwardSteps final : public BackwardSteps<Accumulator<T>> {
       items_(KeyGradientItems<A>(tensors_.d_all_key, tensors_.d_all_value, d_key_, d_value_, tensors_.key_values,
                                  queries, keys));
     run_position_backward<B, A>(position_, d_q_, queries, items_);
-    if (recorded_.made_keys())
-      run_position_backward<B, A>(position_, d_key_, recorded_.keys == KeysFrom::cache ? queries : keys, items_);
-    if constexpr (Norm::has_weights) {
-      norm(recorded_.q_before_norm, w_.query_norm, d_q_, gradients_.query_norm);
-      if (recorded_.made_keys()) norm(recorded_.key_before_norm, w_.key_norm, d_key_, gradients_.key_norm);
-    }
+    if constexpr (Norm::has_weights) norm(recorded_.q_before_norm, w_.query_norm, d_q_, gradients_.query_norm);
+    if (recorded_.made_keys()) turn_back_keys(recorded_.keys == KeysFrom::cache ? queries : keys);
     const Part parts[] = {{w_.query, gradients_.query}, {w_.key, gradients_.key}, {w_.value, gradients_.value}};
     const std::span<const Part> all(parts);
     const bool beside = recorded_.keys == KeysFrom::x || recorded_.keys == KeysFrom::cache;
@@ -140,7 +136,20 @@ class LayerBackwardSteps final : public BackwardSteps<Accumulator<T>> {
     if (sinks_ != nullptr) items_(JoinSums<LongSum<A>, A>{1, recorded_.sinks, 1, 1, sinks_, gradients_.sink});
   }
 
+  /// Gradients of keys and values alone back to the rows of the memory that they were made from.
+  void memory_back(const RowPositions& keys) {
+    turn_back_keys(keys);
+    const Part parts[] = {{w_.key, gradients_.key}, {w_.value, gradients_.value}};
+    project(recorded_.memory, d_key_, parts, tensors_.d_memory);
+  }
+
  private:
+  /// The gradient of keys back to before their position and their norm.
+  void turn_back_keys(const RowPositions& at) {
+    run_position_backward<B, A>(position_, d_key_, at, items_);
+    if constexpr (Norm::has_weights) norm(recorded_.key_before_norm, w_.key_norm, d_key_, gradients_.key_norm);
+  }
+
   /// Sums over the rows (b, l) of d of what f(b, l, sums) adds.
   template <class U, class F> void add_sums(const TensorView<U, 4>& d, const F& f, const TensorView<A, 1>& to) const {
     const Index length = d.extent[1];

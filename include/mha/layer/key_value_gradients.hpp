@@ -9,6 +9,7 @@
 #include "../backend/backend.hpp"
 #include "../block/device_gradients.hpp"
 #include "../call.hpp"
+#include "../core/check.hpp"
 #include "../core/items.hpp"
 #include "../core/view.hpp"
 #include "../policy/call_shape.hpp"
@@ -115,6 +116,23 @@ template <class Own, class... Extra> constexpr bool check_key_value_gradients() 
   return one && same && named;
 }
 
+/// They have a place for each key and value of a call or a memory, `of`: so many sequences, the longest of `length`.
+///
+/// Shapes    like_key (·, ·, Hkv, D)  like_value (·, ·, Hkv, Dv)
+template <class View, class D>
+void require_key_value_gradients(const char* of, Index sequences, Index length, const View& like_key,
+                                 const View& like_value, const D& key, const D& value) {
+  const auto fits = [&](const char* name, const View& like, const D& d) {
+    require_equal("backward", "batch", of, sequences, name, d.extent[0]);
+    require(d.extent[1] >= length, "backward: ", name, " have ", d.extent[1],
+            " positions, but the longest sequence of ", of, " has ", length);
+    require_equal("backward", "heads", of, like.extent[2], name, d.extent[2]);
+    require_equal("backward", "head size", of, like.extent[3], name, d.extent[3]);
+  };
+  fits("the KeyValueGradients' keys", like_key, key);
+  fits("the KeyValueGradients' values", like_value, value);
+}
+
 /// Hands the gradients of all keys and values of a call on: those of its own rows, and what later calls added to them,
 /// to where those of the rows are; the others are added to `to`, if that has data. Rows are those of the longest
 /// sequence in every sequence and head.
@@ -125,14 +143,15 @@ template <class A> struct KeyGradientItems {
   std::ptrdiff_t rows;
   Index columns, cost;
   Index longest;
-  TensorView<A, 4> all_key, all_value, key, value;
+  TensorView<const A, 4> all_key, all_value;
+  TensorView<A, 4> key, value;
   KeyValuesTo<A> to;
   RowPositions queries;
   const Index* key_offsets;
 
-  KeyGradientItems(const TensorView<A, 4>& of_key, const TensorView<A, 4>& of_value, const TensorView<A, 4>& own_key,
-                   const TensorView<A, 4>& own_value, const KeyValuesTo<A>& others, const RowPositions& x,
-                   const RowPositions& keys)
+  KeyGradientItems(const TensorView<const A, 4>& of_key, const TensorView<const A, 4>& of_value,
+                   const TensorView<A, 4>& own_key, const TensorView<A, 4>& own_value, const KeyValuesTo<A>& others,
+                   const RowPositions& x, const RowPositions& keys)
       : rows(std::ptrdiff_t{keys.sequences} * keys.longest * of_key.extent[2]),
         columns(of_key.extent[3] + of_value.extent[3]),
         cost(2),
@@ -157,8 +176,8 @@ template <class A> struct KeyGradientItems {
   }
 
  private:
-  MHA_HOST_DEVICE void pass(const TensorView<A, 4>& all, const TensorView<A, 4>& own, const TensorView<A, 4>& others,
-                            Index b, Index k, Index g, Index d) const {
+  MHA_HOST_DEVICE void pass(const TensorView<const A, 4>& all, const TensorView<A, 4>& own,
+                            const TensorView<A, 4>& others, Index b, Index k, Index g, Index d) const {
     const A x = key_offsets != nullptr ? all(0, key_offsets[b] + k, g, d) : all(b, k, g, d);
     const bool adds = others.data != nullptr;
     if (own.data == nullptr || k < queries.first[b]) {
@@ -166,6 +185,7 @@ template <class A> struct KeyGradientItems {
       return;
     }
     const Index i = k - queries.first[b];
+    if (queries.offsets != nullptr && i >= queries.offsets[b + 1] - queries.offsets[b]) return;
     A& y = queries.offsets != nullptr ? own(0, queries.offsets[b] + i, g, d) : own(b, i, g, d);
     y = adds ? x + others(b, k, g, d) : x;
   }

@@ -20,6 +20,7 @@
 #include "explain.hpp"
 #include "key_values.hpp"
 #include "mean_over_heads.hpp"
+#include "memory_tape.hpp"
 #include "parameters.hpp"
 #include "policies.hpp"
 #include "products.hpp"
@@ -122,35 +123,10 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
   /// Errors    ShapeError if memory has not kv_model columns, a Ragged or an Origin is of other sizes, or there are no
   ///           weights yet
   template <SequenceOf<T> Memory, class... Extra>
-  [[nodiscard]] MHA_NO_INLINE KeyValues project_memory(const Memory& memory, Extra&&... extra) const {
-    detail::check_project_arguments<Extra...>();
-    detail::check_memory_of<B, Memory>();
-    const auto from = detail::read_sequence(memory);
-    check_rows("project_memory", "memory", from, "kv_model", config_.kv_model);
-    const B& backend = detail::backend_or(backend_, extra...);
-    detail::CallScope<B> scope(backend, extra...);
-    const auto options = detail::collect_options<Accumulator<T>>(extra...);
-    RowPositions at = detail::key_positions({"project_memory", "x", "memory", "memory"}, options.ragged, options.origin,
-                                            from.extent[0], from.extent[1]);
-    std::vector<Index> offsets;
-    if (at.offsets != nullptr) offsets.assign(at.offsets, at.offsets + at.sequences + 1);
-    detail::require_supported(backend, "project_memory");
-    detail::require_reachable(backend, "project_memory", "memory", from);
-    if constexpr (!detail::computes_on_host<B>) {
-      const Index sequences = at.offsets != nullptr ? at.sequences : from.extent[0];
-      if (at.offsets != nullptr) at.offsets = backend.stage(at.offsets, sequences + 1, scope.frame, scope.workspace);
-      if (at.first.each != nullptr)
-        at.first.each = backend.stage(at.first.each, sequences, scope.frame, scope.workspace);
-    }
-    using Made = detail::TensorOf<B, T, 4>;
-    KeyValues to{Made(from.extent[0], from.extent[1], config_.num_kv_heads, config_.head_dim),
-                 Made(from.extent[0], from.extent[1], config_.num_kv_heads, config_.value_dim), std::move(offsets),
-                 parameters_.version()};
-    const auto w = parameters_.views();
-    const TensorView<T, 2> results[] = {detail::rows_of(to.key.view()), detail::rows_of(to.value.view())};
-    products_.run(backend, detail::as_rows(from, scope.frame, scope.items), w, Matrix::key, results, scope.workspace);
-    finish_keys(to.key.view(), w, at, scope.items);
-    return to;
+  requires(!(detail::MemoryTapeArgument<Extra> || ...)) [[nodiscard]] KeyValues
+      project_memory(const Memory& memory, Extra&&... extra) const {
+    return made_of(
+        memory, [](const auto&...) {}, extra...);
   }
 
   /// The softmax of every head, which a call never stores: (B, Hq, Lq, Lk), in the backend's memory.
@@ -323,6 +299,36 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
  protected:
   using Weights::backend_, Weights::config_, Weights::norm_, Weights::parameters_, Weights::position_,
       Weights::products_, Weights::require_weights;
+
+  /// Keys and values of a memory; before(scope, rows, where they stand, keys) runs before norm and position do.
+  template <class Memory, class Before, class... Extra>
+  MHA_NO_INLINE KeyValues made_of(const Memory& memory, const Before& before, Extra&... extra) const {
+    detail::check_project_arguments<Extra...>();
+    detail::check_memory_of<B, Memory>();
+    const auto from = detail::read_sequence(memory);
+    check_rows("project_memory", "memory", from, "kv_model", config_.kv_model);
+    const B& backend = detail::backend_or(backend_, extra...);
+    detail::CallScope<B> scope(backend, extra...);
+    const auto options = detail::collect_options<Accumulator<T>>(extra...);
+    RowPositions at = detail::key_positions({"project_memory", "x", "memory", "memory"}, options.ragged, options.origin,
+                                            from.extent[0], from.extent[1]);
+    std::vector<Index> offsets;
+    if (at.offsets != nullptr) offsets.assign(at.offsets, at.offsets + at.sequences + 1);
+    detail::require_supported(backend, "project_memory");
+    detail::require_reachable(backend, "project_memory", "memory", from);
+    if (at.offsets == nullptr) at.sequences = from.extent[0], at.longest = from.extent[1];
+    const RowPositions there = detail::staged_positions(at, scope);
+    using Made = detail::TensorOf<B, T, 4>;
+    KeyValues to{Made(from.extent[0], from.extent[1], config_.num_kv_heads, config_.head_dim),
+                 Made(from.extent[0], from.extent[1], config_.num_kv_heads, config_.value_dim), std::move(offsets),
+                 parameters_.version()};
+    const auto w = parameters_.views();
+    const TensorView<T, 2> results[] = {detail::rows_of(to.key.view()), detail::rows_of(to.value.view())};
+    products_.run(backend, detail::as_rows(from, scope.frame, scope.items), w, Matrix::key, results, scope.workspace);
+    before(scope, from, at, std::as_const(to).key.view());
+    finish_keys(to.key.view(), w, there, scope.items);
+    return to;
+  }
 
   template <class... Masks> auto all_masks(const Masks&... masks) const {
     return detail::intersect(mask_.own(), detail::collect_masks(masks...));

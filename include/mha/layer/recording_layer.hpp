@@ -22,6 +22,7 @@
 #include "config.hpp"
 #include "gradients.hpp"
 #include "key_values.hpp"
+#include "memory_tape.hpp"
 #include "products.hpp"
 #include "recorded_keys.hpp"
 #include "stages.hpp"
@@ -54,6 +55,14 @@ template <class T, Backend B, class Policies> class RecordingLayer : public Laye
       return detail::Refused{};
   }
 
+  /// The same for project_memory(memory, tape).
+  template <int = 0> [[nodiscard]] auto memory_tape() const {
+    if constexpr (differentiates())
+      return MemoryTape<T, B>{};
+    else
+      return detail::Refused{};
+  }
+
   using Base::operator();
   /// layer(x, tape, …), layer(x, memory, tape, …) and layer(x, step[i], tape, …): the call without a tape, which leaves
   /// on it what backward() needs of it. Its bits are the same.
@@ -74,6 +83,34 @@ template <class T, Backend B, class Policies> class RecordingLayer : public Laye
       return detail::Refused{};
     else
       return record_call(x, first, extra...);
+  }
+
+  using Base::project_memory;
+  /// project_memory(memory, …), which leaves on the tape what layer.backward(d, tape, …) needs: d are the gradients of
+  /// the keys and values that it returns, of whatever calls attended to them. Its bits are the same.
+  ///
+  /// Then      what project_memory() is given; the memory stays as it is until the backward pass has run
+  /// Errors    as without, and ShapeError if only packed weights are left and the backend does not unpack them
+  template <class Memory, class OfTape, class... Extra>
+  requires(SequenceOf<std::remove_cvref_t<Memory>, T>&& detail::MemoryTapeArgument<OfTape>)
+      [[nodiscard]] auto project_memory(Memory&& memory, OfTape&& tape, Extra&&... extra) const {
+    if constexpr (!differentiates() || !detail::check_memory_recording<MemoryTape<T, B>, Memory, OfTape>()) {
+      return detail::Refused{};
+    } else {
+      require_trainable("project_memory");
+      const auto keep = [&](auto& scope, const Rows& rows, const RowPositions& at, const auto& keys) {
+        tape.version_ = 0;
+        typename detail::KeptArrays<T, B>::Draft kept(tape.arrays_, scope.backend, "project_memory");
+        if constexpr (Policies::Norm::has_weights) {
+          const TensorView<T, 4> to = detail::take_like<T>(kept, keys);
+          kept.keep();
+          scope.items(detail::copy_items(keys, to));
+          tape.key_before_norm_ = to;
+        }
+        tape.record(rows, at, parameters_.version());
+      };
+      return this->made_of(memory, keep, extra...);
+    }
   }
 
  protected:

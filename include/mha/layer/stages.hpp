@@ -11,6 +11,7 @@
 #include "../block/arguments.hpp"
 #include "../block/rows.hpp"
 #include "../call.hpp"
+#include "../call_backend.hpp"
 #include "../checked_call.hpp"
 #include "../core/check.hpp"
 #include "../core/copy.hpp"
@@ -105,6 +106,18 @@ template <class B, class T, class Memory, class Kv>
 void require_memory_reachable(const B& backend, const TensorView<const T, 3>& rows, const Memory&, const Kv& kv) {
   require_reachable(backend, "layer", "memory", rows);
   if constexpr (!std::is_same_v<Memory, TensorView<const T, 3>>) require_source_reachable(backend, "layer", kv);
+}
+
+/// Where rows stand, as the backend's machine reads it.
+template <class B> RowPositions staged_positions(RowPositions at, [[maybe_unused]] CallScope<B>& scope) {
+  if constexpr (!computes_on_host<B>) {
+    const auto there = [&](const Index* here, Index n) {
+      return here == nullptr ? nullptr : scope.backend.stage(here, n, scope.frame, scope.workspace);
+    };
+    at.first.each = there(at.first.each, at.sequences);
+    at.offsets = there(at.offsets, at.sequences + 1);
+  }
+  return at;
 }
 
 /// x normalised, in place; nothing if the norm has no weights.

@@ -150,6 +150,29 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Reco
           [&](const auto& dx) { back(given, tape, gradients, dx, beside, backend, workspace); }, extra...);
     }
   }
+  /// The same for a recorded project_memory(): d, the gradients of the keys and values that it returned, become those
+  /// of W_K, W_V, their biases and the norm of the keys, which are added to `gradients`, and that of the memory, which
+  /// is returned (B, Lk, E_kv), or written to mha::into(d_memory), or added to what mha::add_to(d_memory) holds.
+  ///
+  /// Then      gradients, mha::into() or mha::add_to(), a Workspace, another value of the backend's type
+  /// Errors    before anything is computed, ShapeError if nothing is on the tape, or the weights were changed since, a
+  ///           size is not the memory's, or a result overlaps another, or what is read
+  template <class OfTape, class... Extra>
+  requires(detail::MemoryTapeArgument<OfTape>) auto backward(const KeyValueGradients& d, const OfTape& tape,
+                                                             Extra&&... extra) const {
+    if constexpr (!differentiates() || !detail::check_block_backward_arguments<Gradients, Extra...>()) {
+      return detail::Refused{};
+    } else {
+      static_assert(std::is_same_v<OfTape, MemoryTape<T, B>>);
+      const B& backend = detail::backend_or(backend_, extra...);
+      Workspace own;
+      Workspace& workspace = detail::workspace_or(own, extra...);
+      Gradients* const gradients = detail::find_gradients<Gradients>(extra...);
+      return detail::gradient_of_rows<Rows, T>(
+          backend, tape.memory_, config_.kv_model,
+          [&](const auto& d_memory) { back_memory(d, tape, gradients, d_memory, backend, workspace); }, extra...);
+    }
+  }
   // Refused in one sentence.
   template <class DY, class OfTape, class... Extra>
   requires(!detail::takes_backward<T, Tape, DY, OfTape>) detail::Refused backward(const DY&, const OfTape&, Extra&&...)
@@ -268,6 +291,58 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Reco
         given.score,
         {{"dx", detail::footprint(dx)}, {"d_memory", detail::footprint(d_memory)}}};
     tape.policies_.get()->backward(backend, tape.attention_, attention, steps, scope.workspace);
+  }
+
+  MHA_NO_INLINE void back_memory(const KeyValueGradients& d, const MemoryTape<T, B>& tape, Gradients* gradients,
+                                 const detail::RowGradient<T>& d_memory, const B& backend, Workspace& workspace) const {
+    const Config& c = config_;
+    const Rows& memory = tape.memory_;
+    detail::require(tape.recorded(),
+                    "backward: nothing was recorded on the tape: call project_memory(memory, tape) "
+                    "first");
+    detail::require(tape.version_ == parameters_.version(),
+                    "backward: the tape was recorded with other weights: by another layer, or before this one's last "
+                    "update() or borrow()");
+    require_trainable("backward");
+    detail::require_gradient_rows("memory", memory, "d_memory", d_memory.to, c.kv_model);
+    const auto key = d.key.view(), value = d.value.view();
+    const RowPositions here = tape.positions();
+    const Index rows[] = {memory.extent[0], memory.extent[1]};
+    const detail::HeadSizes k{c.num_kv_heads, c.head_dim}, v{c.num_kv_heads, c.value_dim};
+    detail::CallScope<B> scope(backend, workspace);
+    const auto own = detail::head_buffers<A, true>(scope.frame, rows[0], rows[1], {k, v});
+    detail::require_key_value_gradients<TensorView<A, 4>>("the memory", here.sequences, here.longest, own[0], own[1],
+                                                          key, value);
+    if (gradients != nullptr) detail::require_gradients("backward", detail::shapes_of(*gradients), shapes());
+    const auto numbers = detail::memory_of_given(gradients);
+    detail::require_apart("d_memory", d_memory.to, memory, Rows{}, numbers);
+    detail::require_apart_from_parameters("d_memory", detail::footprint(d_memory.to), parameters_.views());
+    for (const auto& view : {key, value})
+      detail::require(!detail::share_bytes(detail::footprint(d_memory.to), detail::footprint(view)),
+                      "backward: d_memory overlaps the KeyValueGradients");
+    detail::require_supported(backend, "backward");
+    tape.arrays_.require_reachable(backend, "backward");
+    detail::require_reachable(backend, "backward", "the memory", memory);
+    detail::require_reachable(backend, "backward", "the KeyValueGradients", key);
+    detail::require_backward_reachable(backend, Rows{}, d_memory.to, numbers);
+    const RowPositions there = detail::staged_positions(here, scope);
+    detail::RecordedTensors<T> recorded;
+    recorded.keys = detail::KeysFrom::memory;
+    recorded.memory = memory;
+    recorded.key_before_norm = tape.key_before_norm_;
+    const auto w = products_.readable(backend, parameters_.views(), parameters_.packed_only(),
+                                      parameters_.layout(static_cast<const T*>(nullptr)), scope.frame);
+    detail::BackwardTensors<T> tensors{recorded, {}, {}, d_memory, {}, {}, {}, own[0], own[1]};
+    auto to = detail::named_there(gradients, shapes());
+    to.sink = {};
+    const auto of_score = detail::score_of(gradients);
+    detail::LayerBackwardSteps<T, B, Policies, std::remove_const_t<decltype(of_score)>> steps(
+        norm_, position_, w, tensors, to, of_score, backend, scope.workspace, scope.frame);
+    // The gradients as they come lie in rows of positions, those that go on as the memory does.
+    const RowPositions from{Origins(Index{0}), there.offsets, there.sequences, there.longest};
+    scope.items(detail::KeyGradientItems<A>(key, value, own[0], own[1], {}, from,
+                                            {Origins(Index{0}), nullptr, there.sequences, there.longest}));
+    steps.memory_back(there);
   }
 };
 
