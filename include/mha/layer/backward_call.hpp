@@ -21,6 +21,7 @@
 #include "gradients.hpp"
 #include "key_value_gradients.hpp"
 #include "key_values.hpp"
+#include "memory_tape.hpp"
 #include "parameter_views.hpp"
 
 /// What a layer's backward() and a call that records are given, and what is refused.
@@ -226,6 +227,27 @@ template <class Gradients, class... Extra> constexpr bool check_layer_backward_a
       "mha: one of mha::into(dx) and mha::add_to(dx), mha::memory_into(d_memory), a BiasGradient, a ScoreGradient, a "
       "LogSumExpGradient, a Workspace and a backend may be given once each (see mha/layer/backward_call.hpp)");
   return check_gradients<Gradients, Extra...>();
+}
+
+/// The sentences for what backward() of a layer does not take, one at a time.
+template <class T, class Tape, class DY, class OfTape> Refused refuse_layer_backward() {
+  constexpr bool keys = KeyValueGradientsArgument<DY>, memory = MemoryTapeArgument<OfTape>;
+  static_assert(keys || !memory,
+                "mha: backward() of a recorded project_memory() takes KeyValueGradients, which calls on what it "
+                "returned have added to: layer.backward(d, tape) (see mha/layer/key_value_gradients.hpp)");
+  static_assert(
+      !keys || memory,
+      "mha: backward() of KeyValueGradients takes the tape of project_memory(), layer.backward(d, tape); to a "
+      "call they are given after its tape, layer.backward(dy, tape, d) (see "
+      "mha/layer/key_value_gradients.hpp)");
+  static_assert(!(keys && memory),
+                "mha: backward() of a recorded project_memory() takes KeyValueGradients and a tape of the layer's "
+                "scalar and backend: key_value_gradients() and memory_tape() make them (see "
+                "mha/layer/key_value_gradients.hpp)");
+  if constexpr (keys || memory)
+    return {};
+  else
+    return refuse_backward<T, Tape, DY, OfTape>();
 }
 
 /// The sentences for a project_memory() that records.

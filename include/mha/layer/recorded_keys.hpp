@@ -32,7 +32,7 @@ template <class T> struct RecordedKeys {
   TensorView<const T, 4> key, value;
   RecordedLists lists{};
   bool earlier = false;        ///< whether some were not made in the call
-  GatheredRows<T> gathered{};  ///< of a cache: to be written
+  GatheredRows<T> gathered{};  ///< of a cache: to be written; offsets, if any, of a projection too
 
   /// The call's options with the lists in place of the step's.
   template <class A> CallOptions<A> options(CallOptions<A> given) const {
@@ -69,8 +69,12 @@ RecordedKeys<T> recorded_keys(KeysFrom from, const Projected<T>& made, [[maybe_u
       keys.gathered.offsets = Borrowed<Index>(keys.lists.key_offsets);
     }
     return keys;
+  } else if constexpr (is_key_values<Memory>) {
+    RecordedKeys<T> keys{from, made.key, made.value, {{}, {}, memory.offsets}, made.key.size() > 0};
+    if (!memory.offsets.empty()) keys.gathered.offsets = Borrowed<Index>(keys.lists.key_offsets);
+    return keys;
   } else {
-    return {from, made.key, made.value, {}, from == KeysFrom::projection && made.key.size() > 0};
+    return {from, made.key, made.value};
   }
 }
 

@@ -28,6 +28,7 @@
 #include "explain.hpp"
 #include "gradients.hpp"
 #include "key_value_gradients.hpp"
+#include "memory_tape.hpp"
 #include "products.hpp"
 #include "recording_layer.hpp"
 #include "score_sums.hpp"
@@ -157,13 +158,11 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Reco
   /// Then      gradients, mha::into() or mha::add_to(), a Workspace, another value of the backend's type
   /// Errors    before anything is computed, ShapeError if nothing is on the tape, or the weights were changed since, a
   ///           size is not the memory's, or a result overlaps another, or what is read
-  template <class OfTape, class... Extra>
-  requires(detail::MemoryTapeArgument<OfTape>) auto backward(const KeyValueGradients& d, const OfTape& tape,
-                                                             Extra&&... extra) const {
+  template <class... Extra>
+  auto backward(const KeyValueGradients& d, const MemoryTape<T, B>& tape, Extra&&... extra) const {
     if constexpr (!differentiates() || !detail::check_block_backward_arguments<Gradients, Extra...>()) {
       return detail::Refused{};
     } else {
-      static_assert(std::is_same_v<OfTape, MemoryTape<T, B>>);
       const B& backend = detail::backend_or(backend_, extra...);
       Workspace own;
       Workspace& workspace = detail::workspace_or(own, extra...);
@@ -176,7 +175,7 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Reco
   // Refused in one sentence.
   template <class DY, class OfTape, class... Extra>
   requires(!detail::takes_backward<T, Tape, DY, OfTape>) detail::Refused backward(const DY&, const OfTape&, Extra&&...)
-  const { return detail::refuse_backward<T, Tape, DY, OfTape>(); }
+  const { return detail::refuse_layer_backward<T, Tape, DY, OfTape>(); }
 
   /// What the backward pass of a call of this shape costs, stage by stage; masks of the call intersect with the
   /// layer's.
