@@ -70,20 +70,4 @@ TEST_F(OnDevice, HasItsNumbersThereEachOnce) {
   EXPECT_EQ(call.value_dim, 2);
 }
 
-TEST_F(OnDevice, ABackwardPassHasTheOffsetsOfItsKeysThere) {
-  auto frame = workspace.frame();
-  const auto here = checked(frame);
-  mha::AttendBackwardCall<float, mha::ContiguousKv<float>, After, mha::NoScore> call{
-      here, here.q, here.q, {}, nullptr, nullptr, {}, {}, {}};
-  const float level = 0, sum = 1;
-  call.level = &level;
-  call.sum = &sum;
-  const auto there = mha::detail::staged_backward(Far{}, call, frame, workspace);
-  EXPECT_EQ(numbers(there.key_offsets, 3), offsets);
-  EXPECT_EQ(there.key_offsets, there.forward.q_offsets);
-  EXPECT_EQ(there.level, &level);
-  EXPECT_EQ(there.sum, &sum);
-  EXPECT_EQ(there.d_out.data, x.data());
-}
-
 }  // namespace

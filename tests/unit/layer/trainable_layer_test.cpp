@@ -756,27 +756,4 @@ TEST(TrainableLayer, ServesABatchWithoutRows) {
             "backward: memory has length 0 but d_memory has length 1");
 }
 
-TEST(GatedRows, LeaveTheHeadsAsTheyAre) {
-  mha::Tensor<float, 4> heads(2, 3, 2, 4);
-  support::Random("gated rows").fill(heads);
-  mha::Tensor<float, 1> gate(2);
-  gate(0) = 2;
-  gate(1) = -1;
-  const mha::Reference backend;
-  mha::Workspace workspace;
-  const mha::detail::ItemsOn<mha::Reference> items{backend, workspace};
-  auto frame = workspace.frame();
-  const auto view = std::as_const(heads).view();
-  const auto gates = std::as_const(gate).view();
-  const auto before = heads;
-  const auto rows = mha::detail::gated_rows<mha::Reference, mha::GatedHeads>(view, gates, frame, items);
-  const auto plain = mha::detail::gated_rows<mha::Reference, mha::ConcatHeads>(view, gates, frame, items);
-  EXPECT_EQ(plain.data, heads.data());
-  for (int i = 0; i < 6; ++i)
-    for (int j = 0; j < 8; ++j) {
-      EXPECT_EQ(plain(i, j), before(i / 3, i % 3, j / 4, j % 4));
-      EXPECT_EQ(rows(i, j), gate(j / 4) * before(i / 3, i % 3, j / 4, j % 4));
-    }
-}
-
 }  // namespace
