@@ -77,8 +77,7 @@ template <class T, class Source> struct GatherItems {
   MHA_HOST_DEVICE void operator()(std::ptrdiff_t row, Index column) const {
     const Row at = find(row);
     if (at.k >= source.keys(at.b)) return;
-    const bool there = held(source, at.b, at.k) == at.k;
-    const KvRun<typename Source::Scalar> run = there ? source.run(at.b, at.g, at.k, at.k + 1) : no_run();
+    const Run run = run_of(at);
     const Index dim = to.key.extent[3];
     if (column < dim)
       to.key(at.sequence, at.position, at.g, column) = element(run.key, column);
@@ -90,8 +89,7 @@ template <class T, class Source> struct GatherItems {
     for (std::ptrdiff_t row = begin; row < end; ++row) {
       const Row at = find(row);
       if (at.k >= source.keys(at.b)) continue;
-      const bool there = held(source, at.b, at.k) == at.k;
-      const KvRun<typename Source::Scalar> run = there ? source.run(at.b, at.g, at.k, at.k + 1) : no_run();
+      const Run run = run_of(at);
       T* const key = to.key.pointer(at.sequence, at.position, at.g, 0);
       T* const value = to.value.pointer(at.sequence, at.position, at.g, 0);
       for (Index d = 0; d < to.key.extent[3]; ++d) key[d] = element(run.key, d);
@@ -100,6 +98,7 @@ template <class T, class Source> struct GatherItems {
   }
 
  private:
+  using Run = KvRun<typename Source::Scalar>;
   struct Row {
     Index b, k, g;             ///< in the source
     Index sequence, position;  ///< in the arrays
@@ -110,7 +109,10 @@ template <class T, class Source> struct GatherItems {
     if (to.offsets.data == nullptr) return {b, k, g, b, k};
     return {b, k, g, 0, to.offsets.data[b] + k};
   }
-  MHA_HOST_DEVICE static KvRun<typename Source::Scalar> no_run() { return {nullptr, nullptr, 0, 0, 0}; }
+  /// Null data where the position is gone.
+  MHA_HOST_DEVICE Run run_of(const Row& at) const {
+    return held(source, at.b, at.k) == at.k ? source.run(at.b, at.g, at.k, at.k + 1) : Run{nullptr, nullptr, 0, 0, 0};
+  }
   MHA_HOST_DEVICE static T element(const typename Source::Scalar* row, Index d) {
     if (row == nullptr) return T(0);
     return static_cast<T>(static_cast<Accumulator<T>>(row[d]));
