@@ -17,6 +17,7 @@
 #include "core/scalar.hpp"
 #include "core/tensor.hpp"
 #include "score_gradients.hpp"
+#include "staged.hpp"
 #include "tape.hpp"
 
 namespace mha::inline MHA_NAMESPACE {
@@ -133,7 +134,7 @@ void attention_backward_into(const AttentionGradientsTo<std::type_identity_t<T>>
       rows.offsets = {offsets, forward.shape.batch + 1};
     }
     const auto ready = [&](const auto& call) {
-      const auto there = detail::gather(call.kv, call.shape, rows, scope);
+      const auto there = detail::gather(scope, call.kv, call.shape, rows);
       return call.with(there.source(), detail::mask_of_held(call.mask, call.kv), call.score);
     };
     detail::differentiate<T>(to, scope, forward, d_out, out, rows.key, rows.value, tape, ready, extra...);

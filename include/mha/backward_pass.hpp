@@ -6,7 +6,6 @@
 #include <type_traits>
 #include <utility>
 
-#include "attention.hpp"
 #include "backend/backward.hpp"
 #include "backward_arguments.hpp"
 #include "call.hpp"

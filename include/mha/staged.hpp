@@ -5,8 +5,10 @@
 #include <utility>
 
 #include "backend/backend.hpp"
+#include "cache/gathered_rows.hpp"
 #include "cache/kv_source.hpp"
 #include "core/borrowed.hpp"
+#include "policy/call_shape.hpp"
 #include "policy/mask.hpp"
 
 /// A checked call as a backend gets it, whose memory may be its own.
@@ -66,6 +68,18 @@ Call staged(const B& backend, Call call, Frame& frame, typename B::Workspace& wo
 template <class B, class Call, class Frame>
 Call staged(const B& backend, Call call, Frame& frame, typename B::Workspace& workspace) {
   return staged(backend, std::move(call), frame, workspace, [](const Index*) -> const Index* { return nullptr; });
+}
+
+/// The rows of a staged call's source, written to these arrays, whose offsets are on the host: and these as the backend
+/// gets them.
+template <class T, class Scope, class Source>
+GatheredRows<T> gather(Scope& scope, const Source& source, const CallShape& shape, GatheredRows<T> to) {
+  if constexpr (!computes_on_host<std::remove_cvref_t<decltype(scope.backend)>>)
+    if (to.offsets.data != nullptr)
+      to.offsets = {scope.backend.stage(to.offsets.data, to.offsets.size, scope.frame, scope.workspace),
+                    to.offsets.size, Memory::device};
+  scope.items(gather_items(source, shape, to));
+  return to;
 }
 
 }  // namespace mha::inline MHA_NAMESPACE::detail

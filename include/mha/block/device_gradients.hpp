@@ -1,29 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <cstddef>
 #include <span>
 #include <type_traits>
 #include <utility>
 
 #include "../backend/backend.hpp"
-#include "../core/items.hpp"
+#include "../core/copy.hpp"
 #include "../core/view.hpp"
 #include "gradients.hpp"
 
 namespace mha::inline MHA_NAMESPACE {
-
-namespace detail {
-
-/// Memory that becomes 0.
-template <class A> struct ZeroItems {
-  std::ptrdiff_t rows;
-  Index columns, cost;
-  TensorView<A, 1> to;
-  MHA_HOST_DEVICE void operator()(std::ptrdiff_t i, Index) const { to.data[i] = A(0); }
-};
-
-}  // namespace detail
 
 /// The gradients of what a block or layer on a device has learned: in the device's memory, where backward() adds to
 /// them, and on the host with their names when they are asked for. It moves and does not copy.
@@ -59,7 +46,7 @@ template <class Host, class B> class DeviceGradients {
   void clear(Workspace& workspace) {
     const TensorView<A, 1> all = numbers_.view();
     detail::require_reachable(backend_, "clear", "the memory of the gradients", all);
-    detail::ItemsOn<B>{backend_, workspace}(detail::ZeroItems<A>{all.extent[0], 1, 1, all});
+    detail::ItemsOn<B>{backend_, workspace}(detail::zero_items(all.data, all.size()));
   }
   /// The same for calls without a Workspace; waits for it, so that it cannot be recorded.
   void clear() {

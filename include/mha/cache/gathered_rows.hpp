@@ -4,7 +4,6 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "../call_backend.hpp"
 #include "../core/borrowed.hpp"
 #include "../core/check.hpp"
 #include "../core/copy.hpp"
@@ -123,17 +122,6 @@ template <class T, class Source>
 GatherItems<T, Source> gather_items(const Source& source, const CallShape& shape, const GatheredRows<T>& to) {
   const Index columns = to.key.extent[3] + to.value.extent[3];
   return {std::ptrdiff_t{shape.batch} * shape.keys * to.key.extent[2], columns, 1, source, shape.keys, to};
-}
-
-/// The rows of a call's source, which is where the backend's machine reads it, written; the offsets are there then too.
-template <class T, class B, class Source>
-GatheredRows<T> gather(const Source& source, const CallShape& shape, GatheredRows<T> to, CallScope<B>& scope) {
-  if constexpr (!computes_on_host<B>)
-    if (to.offsets.data != nullptr)
-      to.offsets = {scope.backend.stage(to.offsets.data, to.offsets.size, scope.frame, scope.workspace),
-                    to.offsets.size, Memory::device};
-  scope.items(gather_items(source, shape, to));
-  return to;
 }
 
 }  // namespace mha::inline MHA_NAMESPACE::detail

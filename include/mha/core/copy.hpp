@@ -108,4 +108,13 @@ CopyElements<T> copy_items(const TensorView<const T, Rank>& from, const TensorVi
   return {std::ptrdiff_t{source.extent[0]} * source.extent[1] * source.extent[2], source.extent[3], 1, source, target};
 }
 
+/// Elements one after another that become 0.
+template <class T> struct ZeroElements {
+  std::ptrdiff_t rows;
+  Index columns, cost;
+  T* to;
+  MHA_HOST_DEVICE void operator()(std::ptrdiff_t i, Index) const { to[i] = T(0); }
+};
+template <class T> ZeroElements<T> zero_items(T* to, std::ptrdiff_t n) { return {n, 1, 1, to}; }
+
 }  // namespace mha::inline MHA_NAMESPACE::detail

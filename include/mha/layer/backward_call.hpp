@@ -122,6 +122,17 @@ template <class E, class... Rest> ScoreTo find_score_gradient(const E& first, co
   }
 }
 
+/// What the KeyValueGradients or the StopGradient among the arguments of backward() says.
+template <class A> constexpr KeyValuesTo<A> find_key_values_to() { return {}; }
+template <class A, class E, class... Rest> constexpr KeyValuesTo<A> find_key_values_to(E& first, Rest&... rest) {
+  if constexpr (KeyValueGradientsArgument<E>)
+    return {first.key.view(), first.value.view()};
+  else if constexpr (StopGradientArgument<E>)
+    return {{}, {}, true};
+  else
+    return find_key_values_to<A>(rest...);
+}
+
 /// What backward() is given after the tape.
 template <class T, class... Extra> BesideGradients<T> find_beside_gradients(Extra&... extra) {
   BesideGradients<T> given{find_memory_into<T>(extra...), find_bias_gradient<T>(extra...),

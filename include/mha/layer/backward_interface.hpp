@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 #include "../block/rows.hpp"
 #include "../core/borrowed.hpp"
@@ -10,7 +11,6 @@
 #include "../core/scalar.hpp"
 #include "../core/view.hpp"
 #include "../policy/call_shape.hpp"
-#include "key_value_gradients.hpp"
 
 /// What the parts of a layer's backward pass hand to each other.
 namespace mha::inline MHA_NAMESPACE::detail {
@@ -45,6 +45,14 @@ enum class KeysFrom : unsigned char {
   projection  ///< of project_memory(), made earlier
 };
 
+/// Where the gradients of a call's keys and values go that it did not make; null data: nowhere.
+template <class A> struct KeyValuesTo {
+  TensorView<A, 4> key{}, value{};
+  bool stops = false;  ///< they are constants
+
+  bool wanted() const { return key.data != nullptr || value.data != nullptr; }
+};
+
 /// What backward() is given beside dy, the tape, and where the gradients of parameters and of x go.
 ///
 /// Shapes    d_log_sum_exp (B, Hq, Lq)
@@ -71,6 +79,11 @@ template <class T> struct RecordedTensors {
   bool earlier = false;  ///< whether there are keys that the call did not make
 
   bool made_keys() const { return keys != KeysFrom::projection; }
+};
+
+/// Lists of a recorded step, which is gone when the backward pass runs.
+struct RecordedLists {
+  std::vector<Index> query_offsets, positions, key_offsets;
 };
 
 /// A value for each type.

@@ -123,8 +123,8 @@ class LayerBackwardSteps final : public BackwardSteps<Accumulator<T>> {
   /// Gradients of Q, K and V back to the rows that they were made from.
   void after(const RowPositions& queries, const RowPositions& keys) override {
     if (tensors_.d_all_key.data != nullptr)
-      items_(KeyGradientItems<A>(tensors_.d_all_key, tensors_.d_all_value, d_key_, d_value_, tensors_.key_values,
-                                 queries, keys));
+      items_(KeyGradientItems<A>(tensors_.d_all_key, tensors_.d_all_value, d_key_, d_value_, tensors_.key_values.key,
+                                 tensors_.key_values.value, queries, keys));
     run_position_backward<B, A>(position_, d_q_, queries, items_);
     if constexpr (Norm::has_weights) norm(recorded_.q_before_norm, w_.query_norm, d_q_, gradients_.query_norm);
     if (recorded_.made_keys()) turn_back_keys(recorded_.keys == KeysFrom::cache ? queries : keys);

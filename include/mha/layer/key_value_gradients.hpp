@@ -7,10 +7,9 @@
 #include <utility>
 
 #include "../backend/backend.hpp"
-#include "../block/device_gradients.hpp"
 #include "../call.hpp"
 #include "../core/check.hpp"
-#include "../core/items.hpp"
+#include "../core/copy.hpp"
 #include "../core/view.hpp"
 #include "../policy/call_shape.hpp"
 
@@ -48,10 +47,7 @@ template <class A, class B> class KeyValueGradients {
   /// All ← 0, in the workspace's stream if it has one.
   void clear(Workspace& workspace) {
     const detail::ItemsOn<B> items{backend_, workspace};
-    for (Rows* rows : {&key, &value}) {
-      const TensorView<A, 4> all = rows->view();
-      items(detail::ZeroItems<A>{all.size(), 1, 1, {all.data, {1}, {1}}});
-    }
+    for (Rows* rows : {&key, &value}) items(detail::zero_items(rows->view().data, rows->view().size()));
   }
   /// The same for calls without a Workspace.
   void clear() {
@@ -79,26 +75,7 @@ concept KeyValueGradientsArgument = requires {
 template <class E>
 concept StopGradientArgument = std::is_same_v<std::remove_cvref_t<E>, StopGradient>;
 
-/// Where the gradients of a call's keys and values go that it did not make; null data: nowhere.
-template <class A> struct KeyValuesTo {
-  TensorView<A, 4> key{}, value{};
-  bool stops = false;  ///< they are constants
-
-  bool wanted() const { return key.data != nullptr || value.data != nullptr; }
-};
-
-/// What is given of the two among the arguments of backward().
-template <class A> constexpr KeyValuesTo<A> find_key_values_to() { return {}; }
-template <class A, class E, class... Rest> constexpr KeyValuesTo<A> find_key_values_to(E& first, Rest&... rest) {
-  if constexpr (KeyValueGradientsArgument<E>)
-    return {first.key.view(), first.value.view()};
-  else if constexpr (StopGradientArgument<E>)
-    return {{}, {}, true};
-  else
-    return find_key_values_to<A>(rest...);
-}
-
-/// The sentences for them in a backward pass of a layer whose KeyValueGradients are Own, one at a time.
+/// The sentences for the two in a backward pass of a layer whose KeyValueGradients are Own, one at a time.
 template <class Own, class... Extra> constexpr bool check_key_value_gradients() {
   constexpr bool one = at_most_one<(KeyValueGradientsArgument<Extra> || StopGradientArgument<Extra>)...>;
   static_assert(one,
@@ -134,8 +111,8 @@ void require_key_value_gradients(const char* of, Index sequences, Index length, 
 }
 
 /// Hands the gradients of all keys and values of a call on: those of its own rows, and what later calls added to them,
-/// to where those of the rows are; the others are added to `to`, if that has data. Rows are those of the longest
-/// sequence in every sequence and head.
+/// to where those of the rows are; the others are added to to_key and to_value, if these have data. Rows are those of
+/// the longest sequence in every sequence and head.
 ///
 /// Shapes    all_key, all_value (B, Lk, Hkv, ·), or with key offsets (1, ΣLk, Hkv, ·)  key, value as x is: (B, n, Hkv,
 ///           ·), or with offsets in `queries` (1, Σn, Hkv, ·); null data if the call made none
@@ -144,14 +121,14 @@ template <class A> struct KeyGradientItems {
   Index columns, cost;
   Index longest;
   TensorView<const A, 4> all_key, all_value;
-  TensorView<A, 4> key, value;
-  KeyValuesTo<A> to;
+  TensorView<A, 4> key, value, to_key, to_value;
   RowPositions queries;
   const Index* key_offsets;
 
   KeyGradientItems(const TensorView<const A, 4>& of_key, const TensorView<const A, 4>& of_value,
-                   const TensorView<A, 4>& own_key, const TensorView<A, 4>& own_value, const KeyValuesTo<A>& others,
-                   const RowPositions& x, const RowPositions& keys)
+                   const TensorView<A, 4>& own_key, const TensorView<A, 4>& own_value,
+                   const TensorView<A, 4>& other_key, const TensorView<A, 4>& other_value, const RowPositions& x,
+                   const RowPositions& keys)
       : rows(std::ptrdiff_t{keys.sequences} * keys.longest * of_key.extent[2]),
         columns(of_key.extent[3] + of_value.extent[3]),
         cost(2),
@@ -160,7 +137,8 @@ template <class A> struct KeyGradientItems {
         all_value(of_value),
         key(own_key),
         value(own_value),
-        to(others),
+        to_key(other_key),
+        to_value(other_value),
         queries(x),
         key_offsets(keys.offsets) {}
 
@@ -170,9 +148,9 @@ template <class A> struct KeyGradientItems {
     if (key_offsets != nullptr && k >= key_offsets[b + 1] - key_offsets[b]) return;
     const Index dim = all_key.extent[3];
     if (column < dim)
-      pass(all_key, key, to.key, b, k, g, column);
+      pass(all_key, key, to_key, b, k, g, column);
     else
-      pass(all_value, value, to.value, b, k, g, column - dim);
+      pass(all_value, value, to_value, b, k, g, column - dim);
   }
 
  private:

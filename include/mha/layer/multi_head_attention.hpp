@@ -13,6 +13,7 @@
 #include "../core/check.hpp"
 #include "layer.hpp"
 #include "policies.hpp"
+#include "recording_layer.hpp"
 #include "trainable_layer.hpp"
 
 namespace mha::inline MHA_NAMESPACE {

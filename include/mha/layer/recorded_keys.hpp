@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <cstddef>
 #include <optional>
-#include <type_traits>
-#include <vector>
 
 #include "../cache/gathered_rows.hpp"
 #include "../call.hpp"
@@ -16,15 +13,9 @@
 #include "backward_interface.hpp"
 #include "cache_step.hpp"
 #include "key_values.hpp"
-#include "stages.hpp"
 
 /// The keys and values that a recorded call attends to, as its backward pass reads them.
 namespace mha::inline MHA_NAMESPACE::detail {
-
-/// Lists of a step, which is gone when the backward pass runs.
-struct RecordedLists {
-  std::vector<Index> query_offsets, positions, key_offsets;
-};
 
 /// Where they are, on the tape or what it borrows.
 template <class T> struct RecordedKeys {
@@ -48,8 +39,8 @@ template <class T> struct RecordedKeys {
 /// `made` are those of the call; arrays are taken from `kept`.
 ///
 /// Errors    ShapeError if the step is of a recordable cache, or all its sequences together are too long for an axis
-template <class T, class Memory, class Source, class A, class Kept>
-RecordedKeys<T> recorded_keys(KeysFrom from, const Projected<T>& made, [[maybe_unused]] const Memory& memory,
+template <class T, class Made, class Memory, class Source, class A, class Kept>
+RecordedKeys<T> recorded_keys(KeysFrom from, const Made& made, [[maybe_unused]] const Memory& memory,
                               [[maybe_unused]] const Source& source, [[maybe_unused]] const CallOptions<A>& options,
                               [[maybe_unused]] Kept& kept) {
   if constexpr (LayerStepArgument<Memory>) {
@@ -79,21 +70,13 @@ RecordedKeys<T> recorded_keys(KeysFrom from, const Projected<T>& made, [[maybe_u
 }
 
 /// What a recorded call attends to. Rows of a memory, and of project_memory(), have x's batch.
-template <class T, class Memory>
-auto recorded_source(const CallNames& names, const TensorView<const T, 4>& q, const Projected<T>& made,
-                     const Memory& memory, const std::optional<Ragged>& ragged) {
+template <class T, class Made, class Memory>
+auto recorded_source(const CallNames& names, const TensorView<const T, 4>& q, const Made& made, const Memory& memory,
+                     const std::optional<Ragged>& ragged) {
   if constexpr (LayerStepArgument<Memory>)
     return memory.source();
   else
     return kv_of(names, q, made.key, made.value, ragged);
-}
-
-/// The keys and values of a recorded call in its backward pass.
-template <class T>
-ContiguousKv<T> kv_of_recorded(const CallNames& names, const TensorView<const T, 4>& q,
-                               const TensorView<const T, 4>& key, const TensorView<const T, 4>& value,
-                               const Borrowed<Index>& offsets, const std::optional<Ragged>& ragged) {
-  return offsets.data != nullptr ? ContiguousKv<T>{key, value, offsets} : kv_of(names, q, key, value, ragged);
 }
 
 }  // namespace mha::inline MHA_NAMESPACE::detail

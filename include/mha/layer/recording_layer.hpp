@@ -196,7 +196,7 @@ template <class T, Backend B, class Policies> class RecordingLayer : public Laye
     detail::require_reachable(backend, "layer", "x", x);
     detail::require_memory_reachable(backend, made.rows, memory, checked.kv);
     detail::require_written(backend, y, checked.log_sum_exp, extra...);
-    detail::RecordedKeys<T> keys = detail::recorded_keys(keys_from, made, memory, checked.kv, given, kept);
+    detail::RecordedKeys<T> keys = detail::recorded_keys<T>(keys_from, made, memory, checked.kv, given, kept);
     const auto& score = score_.there();
     const auto& sink = sink_.there();
     detail::PoliciesOf<T, B, std::remove_const_t<decltype(mask)>, std::remove_cvref_t<decltype(score)>,
@@ -227,7 +227,7 @@ template <class T, Backend B, class Policies> class RecordingLayer : public Laye
     this->project(scope, x, made, detail::positions_of<Memory>(call), w);
     if constexpr (cached) {
       memory.write(made.key, made.value, parameters_.version(), scope.items);
-      detail::gather(call.kv, call.shape, keys.gathered, scope);
+      detail::gather(scope, call.kv, call.shape, keys.gathered);
     }
     detail::run<true>(backend, call, scope.workspace);
     const auto rows = detail::gated_rows<B, Concat, T>(heads, products_.vectors(w).gate, scope.frame, scope.items);

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <new>
+#include <optional>
 #include <type_traits>
 #include <utility>
 
@@ -24,7 +25,6 @@
 #include "../tape.hpp"
 #include "backward_interface.hpp"
 #include "gradients.hpp"
-#include "recorded_keys.hpp"
 
 namespace mha::inline MHA_NAMESPACE {
 
@@ -90,6 +90,14 @@ template <class T> struct HeadGradients {
   ScoreTo score{};
   NamedArray results[2] = {{"dx", {}}, {"d_memory", {}}};  ///< which overlap no AdditiveBias of the call
 };
+
+/// The keys and values of a recorded call in its backward pass.
+template <class T>
+ContiguousKv<T> kv_of_recorded(const CallNames& names, const TensorView<const T, 4>& q,
+                               const TensorView<const T, 4>& key, const TensorView<const T, 4>& value,
+                               const Borrowed<Index>& offsets, const std::optional<Ragged>& ragged) {
+  return offsets.data != nullptr ? ContiguousKv<T>{key, value, offsets} : kv_of(names, q, key, value, ragged);
+}
 
 /// What a layer's backward pass computes of its own score S and the call's score C, one after the other.
 template <class S, class C, bool Bias, bool OfLayer, bool OfCall> struct WantedOfCall {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <cstdint>
 #include <optional>
 #include <string>
 #include <type_traits>
@@ -30,12 +29,13 @@
 #include "key_value_gradients.hpp"
 #include "memory_tape.hpp"
 #include "products.hpp"
-#include "recording_layer.hpp"
 #include "score_sums.hpp"
 #include "stages.hpp"
 #include "tape.hpp"
 
 namespace mha::inline MHA_NAMESPACE {
+
+template <class T, Backend B, class Policies> class RecordingLayer;  // in recording_layer.hpp
 
 /// A layer with its backward pass, which costs a program nothing that does not call it.
 ///
@@ -339,7 +339,7 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Reco
         norm_, position_, w, tensors, to, of_score, backend, scope.workspace, scope.frame);
     // The gradients as they come lie in rows of positions, those that go on as the memory does.
     const RowPositions from{Origins(Index{0}), there.offsets, there.sequences, there.longest};
-    scope.items(detail::KeyGradientItems<A>(key, value, own[0], own[1], {}, from,
+    scope.items(detail::KeyGradientItems<A>(key, value, own[0], own[1], {}, {}, from,
                                             {Origins(Index{0}), nullptr, there.sequences, there.longest}));
     steps.memory_back(there);
   }

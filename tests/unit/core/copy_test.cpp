@@ -115,4 +115,10 @@ TEST(Copy, InBlocksIsTheCopyOfEachElement) {
   }
 }
 
+TEST(ZeroItems, MakeAllZero) {
+  std::vector<float> x(7, 3.f);
+  mha::detail::run_serially(mha::detail::zero_items(x.data(), 6));
+  EXPECT_EQ(x, (std::vector<float>{0, 0, 0, 0, 0, 0, 3}));
+}
+
 }  // namespace

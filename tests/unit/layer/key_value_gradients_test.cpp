@@ -57,10 +57,10 @@ struct Call {
     support::poison_all(value);
     const mha::RowPositions queries{mha::Origins(positions.data()), rows.data(), 2, 3},
         of_keys{mha::Origins(Index{0}), keys.data(), 2, 5};
-    const auto to = adds ? mha::detail::KeyValuesTo<float>{later_key.view(), later_value.view()}
-                         : mha::detail::KeyValuesTo<float>{};
+    const mha::TensorView<float, 4> none{};
     mha::detail::run_serially(mha::detail::KeyGradientItems<float>(all_key.view(), all_value.view(), key.view(),
-                                                                   value.view(), to, queries, of_keys));
+                                                                   value.view(), adds ? later_key.view() : none,
+                                                                   adds ? later_value.view() : none, queries, of_keys));
   }
 };
 

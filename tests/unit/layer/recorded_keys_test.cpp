@@ -30,7 +30,7 @@ TEST(RecordedKeys, OfAStepOutliveIt) {
     auto step = cache.step(cache.ids(), std::vector<Index>{1, 2});
     const auto part = step[0];
     mha::detail::take_step(part, 1, given);
-    return mha::detail::recorded_keys(KeysFrom::cache, made, part, part.source(), given, frame);
+    return mha::detail::recorded_keys<float>(KeysFrom::cache, made, part, part.source(), given, frame);
   }();
   EXPECT_TRUE(keys.earlier);
   EXPECT_EQ(keys.lists.query_offsets, (std::vector<Index>{0, 1, 3}));
@@ -56,8 +56,8 @@ TEST(RecordedKeys, AreNoneOfAStepThatMayBeReplayed) {
   mha::Workspace workspace;
   auto frame = workspace.frame();
   EXPECT_EQ(support::message_of([&] {
-              static_cast<void>(mha::detail::recorded_keys(KeysFrom::cache, mha::detail::Projected<float>{}, part,
-                                                           part.source(), planned, frame));
+              static_cast<void>(mha::detail::recorded_keys<float>(KeysFrom::cache, mha::detail::Projected<float>{},
+                                                                  part, part.source(), planned, frame));
             }),
             "layer: a tape records no step of a recordable cache: make the cache without CacheSizes{.recordable = "
             "true}");
@@ -68,8 +68,8 @@ TEST(RecordedKeys, OfTheCallsOwnRowsAreNoEarlierOnes) {
   mha::detail::Projected<float> made;
   made.key = made.value = std::as_const(key).view();
   int nothing = 0;
-  const auto keys = mha::detail::recorded_keys(KeysFrom::x, made, mha::TensorView<const float, 3>{}, nothing,
-                                               mha::detail::CallOptions<float>{}, nothing);
+  const auto keys = mha::detail::recorded_keys<float>(KeysFrom::x, made, mha::TensorView<const float, 3>{}, nothing,
+                                                      mha::detail::CallOptions<float>{}, nothing);
   EXPECT_FALSE(keys.earlier);
   EXPECT_EQ(keys.key.data, key.data());
   EXPECT_EQ(keys.gathered.offsets.data, nullptr);
