@@ -6,8 +6,8 @@
 
 #include <gtest/gtest.h>
 
-#include <mha/backend/reference/reference.hpp>
 #include <mha/cache/gathered_rows.hpp>
+#include <mha/core/workspace.hpp>
 
 #include "compare.hpp"
 #include "kv_copies.hpp"
@@ -67,10 +67,10 @@ TEST(GatheredAxes, RefuseMoreKeysThanAnAxisHas) {
 /// All elements and the runs of items over any part of the rows.
 template <class Source>
 void expect_gathered(const Source& source, const support::RingCopy<float>* ring, const Rows& rows) {
-  const mha::Reference backend;
-  detail::CallScope<mha::Reference> scope(backend);
+  mha::Workspace workspace;
+  auto frame = workspace.frame();
   const auto axes = detail::gathered_axes("test", source, false);
-  auto to = detail::gathered_rows<float>("test", source, axes, scope.frame);
+  auto to = detail::gathered_rows<float>("test", source, axes, frame);
   std::vector<Index> offsets(4);
   detail::list_key_offsets(source, offsets.data());
   if (axes.side_by_side) to.offsets = mha::Borrowed<Index>(offsets);
