@@ -13,7 +13,7 @@ TEST(CudaCachedTraining, OfPages) {
 }
 TEST(CudaCachedTraining, OfAProjectedMemory) {
   MHA_NEEDS_GPU();
-  cached_training_checks::expect_ragged_memory<mha::Cuda, mha::bfloat16>("cuda cached, memory");
+  cached_training_checks::expect_ragged_memory<mha::Cuda, float>("cuda cached, memory, float");
 }
 TEST(CudaCachedTraining, OfSources) {
   MHA_NEEDS_GPU();
