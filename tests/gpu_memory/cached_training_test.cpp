@@ -135,4 +135,64 @@ TEST(FarCachedTraining, RefusesWhatDoesNotFit) {
   cached_training_checks::expect_zero(d.key, "a refused call's");
 }
 
+/// A layer of another device than the current one has its tapes and gradients there, and the bits of the first.
+TEST(FarCachedTraining, IsOnTheDeviceOfTheLayer) {
+  using Layer = cached_training_checks::Layer<float, FarCuda>;
+  constexpr FarCuda second{.device = 1};
+  const cached_training_checks::Twins<FarCuda, float> twins("far cached, devices");
+  Layer other(training_checks::sizes, twins.sink, second);
+  other.update([&](auto& p) {
+    const auto from = twins.there.parameters().flat();
+    std::copy(from.begin(), from.end(), p.flat().begin());
+  });
+  support::Random random("far cached, devices, rows");
+  const Index width = training_checks::sizes.d_model;
+  mha::Tensor<float, 3> rows(1, 7, width);
+  random.fill(rows);
+  const std::vector<Index> of_step{5, 2}, offsets{0, 3, 7}, at{2, 9};
+  const auto train = [&](const Layer& layer, const auto& x) {
+    auto cache = mha::make_cache(layer, mha::Paged{.pages = 8, .length = 32, .page = 16}, {.sequences = 2});
+    for (int i = 0; i < 2; ++i) cache.add();
+    std::vector<decltype(layer.tape())> tapes(3);
+    for (std::size_t i = 0; i < 2; ++i) {
+      auto step = cache.step(cache.ids(), of_step);
+      static_cast<void>(layer(x, step[0], tapes[i], mha::Causal{}));
+      step.commit();
+    }
+    auto memory_tape = layer.memory_tape();
+    const auto projected = layer.project_memory(x, memory_tape, mha::Ragged{offsets}, mha::Origin{at});
+    static_cast<void>(layer(x, projected, tapes[2], mha::Ragged{offsets}));
+    auto gradients = layer.gradients();
+    auto d = layer.key_value_gradients(2, 10), of_memory = layer.key_value_gradients(2, 4);
+    auto second_dx = layer.backward(x, tapes[1], gradients, d), dx = layer.backward(x, tapes[0], gradients, d);
+    static_cast<void>(layer.backward(x, tapes[2], gradients, of_memory));
+    auto d_memory = layer.backward(of_memory, memory_tape, gradients);
+    std::vector<float> all;
+    for (const auto& part : {mha::to_host(second_dx), mha::to_host(dx), mha::to_host(d_memory)})
+      all.insert(all.end(), part.begin(), part.end());
+    const auto keys = mha::to_host(d.key);
+    all.insert(all.end(), keys.begin(), keys.end());
+    d.clear();
+    cached_training_checks::expect_zero(d.key, "cleared");
+    const auto& host = gradients.to_host();
+    all.insert(all.end(), host.memory().data, host.memory().data + host.memory().extent[0]);
+    EXPECT_EQ(mha::cuda::device_of(d.key.data()), mha::cuda::device_of(x.data()));
+    EXPECT_EQ(mha::cuda::current_device(), 0);
+    return all;
+  };
+  const auto x0 = mha::to_device(rows), x1 = mha::to_device(rows, second);
+  EXPECT_EQ(train(twins.there, x0), train(other, x1));
+
+  auto memory_tape = other.memory_tape();
+  auto tape = other.tape();
+  const auto projected = other.project_memory(x1, memory_tape);
+  static_cast<void>(other(x1, projected, tape));
+  auto of_first = twins.there.key_value_gradients(1, 7);
+  const auto said = [&](const auto& call) { return support::message_of<mha::ShapeError>(call); };
+  EXPECT_EQ(said([&] { static_cast<void>(other.backward(x1, tape, of_first)); }),
+            "backward: the KeyValueGradients' keys is on device 0, but the call computes on device 1");
+  EXPECT_EQ(said([&] { static_cast<void>(other.backward(of_first, memory_tape)); }),
+            "backward: the KeyValueGradients' keys is on device 0, but the call computes on device 1");
+}
+
 }  // namespace
