@@ -44,7 +44,7 @@ struct State {
   cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal;  // of the thread
   cudaStream_t recorded_stream = nullptr;
   Graph recorded;
-  int allocations = 0, pinned_copies = 0, switches = 0;
+  int allocations = 0, pinned_copies = 0, switches = 0, waits = 0;
 
   bool is_pinned(const void* p, std::size_t bytes) const {
     const auto* const first = static_cast<const std::byte*>(p);
@@ -76,6 +76,7 @@ Event* event_of(cudaEvent_t event) { return reinterpret_cast<Event*>(event); }
 /// What a call that waits returns.
 cudaError_t waited() {
   if (state().recording) return cudaErrorStreamCaptureUnsupported;
+  ++state().waits;
   state().make_all();
   return cudaSuccess;
 }
@@ -105,6 +106,7 @@ int support::FarStream::allocations() { return state().allocations; }
 std::size_t support::FarStream::recorded() { return state().recorded.size(); }
 int support::FarStream::switches() { return state().switches; }
 int support::FarStream::pinned_copies() { return state().pinned_copies; }
+int support::FarStream::waits() { return state().waits; }
 
 extern "C" {
 

@@ -22,6 +22,8 @@ struct FarStream {
   static int switches();
   /// How many copies from pinned memory were enqueued since.
   static int pinned_copies();
+  /// How often the host waited for the stream since.
+  static int waits();
 };
 
 }  // namespace support

@@ -236,6 +236,8 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Reco
     detail::require_backward_reachable(backend, dy, dx, detail::memory_of_given(gradients));
     detail::require_reachable(backend, "backward", "d_memory", d_memory);
     detail::require_reachable(backend, "backward", "LogSumExpGradient", d_log_sum_exp);
+    detail::require_reachable(backend, "backward", "the KeyValueGradients' keys", given.key_values.key);
+    detail::require_reachable(backend, "backward", "the KeyValueGradients' values", given.key_values.value);
     detail::CallScope<B> scope(backend, workspace);
     const Config& c = config_;
     const auto& recorded = tape.recorded_;
@@ -322,7 +324,8 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Reco
     detail::require_supported(backend, "backward");
     tape.arrays_.require_reachable(backend, "backward");
     detail::require_reachable(backend, "backward", "the memory", memory);
-    detail::require_reachable(backend, "backward", "the KeyValueGradients", key);
+    detail::require_reachable(backend, "backward", "the KeyValueGradients' keys", key);
+    detail::require_reachable(backend, "backward", "the KeyValueGradients' values", value);
     detail::require_backward_reachable(backend, Rows{}, d_memory.to, numbers);
     const RowPositions there = detail::staged_positions(here, scope);
     detail::RecordedTensors<T> recorded;
