@@ -27,9 +27,12 @@ void run_position_backward(const Position& position, const TensorView<A, 4>& gra
                            const ItemsOn<B>& run) {
   if constexpr (requires { position.for_each_items_back(gradient, at, run); }) {
     position.for_each_items_back(gradient, at, run);
+  } else if constexpr (computes_on_host<B> && requires { position.apply_back(gradient, at.first); }) {
+    apply_to_sequences(gradient, at, [&](const auto& rows, const Origins& first) { position.apply_back(rows, first); });
   } else {
     static_assert(std::is_same_v<Position, NoPosition>,
                   "mha: this position has no backward pass: it has no member for_each_items_back(gradient, at, f) "
+                  "const and, on the host, no apply_back(gradient, first) const that takes rows of the accumulator "
                   "(see mha/policy/position.hpp)");
   }
 }

@@ -20,12 +20,34 @@
 
 namespace mha::inline MHA_NAMESPACE {
 
-/// How a row's position enters q and k: `void apply(TensorView<T, 4> x, const Origins& first) const`, in place, row l
-/// of sequence b at position first[b] + l. For any backend, CUDA among them, instead
+/// How a row's position enters q and k, each (B, L, H, D), where row l of sequence b is at position first[b] + l:
+///   void apply(TensorView<T, 4> x, const Origins& first) const         changes the rows in place; T is the layer's
+///                                                                      scalar
+///   void apply_back(TensorView<A, 4> d, const Origins& first) const    for training: the gradient of the result
+///                                                                      becomes that of x, in place; A is the
+///                                                                      accumulator, float in a layer of 16 bits
+/// For any backend, CUDA among them, instead
 ///   void for_each_items(TensorView<T, 4> x, const RowPositions& at, f) const
-/// calls f(items) for one bundle of Items (core/items.hpp) after another; their operator() is MHA_HOST_DEVICE.
+///   void for_each_items_back(TensorView<A, 4> d, const RowPositions& at, f) const
+/// call f(items) for one bundle of Items (core/items.hpp) after another; their operator() is MHA_HOST_DEVICE.
 template <class P>
 concept Position = plays<P, Role::position>;
+
+namespace detail {
+
+/// apply(x, first): of the whole batch, or with offsets of one sequence after another.
+template <class T, class Apply>
+void apply_to_sequences(const TensorView<T, 4>& x, const RowPositions& at, const Apply& apply) {
+  if (at.offsets == nullptr) return apply(x, at.first);
+  for (Index b = 0; b < at.sequences; ++b) {
+    TensorView<T, 4> sequence = x;
+    sequence.data += at.offsets[b] * x.stride[1];
+    sequence.extent[1] = at.offsets[b + 1] - at.offsets[b];
+    apply(sequence, Origins(at.first[b]));
+  }
+}
+
+}  // namespace detail
 
 /// Positions do not enter.
 struct NoPosition {

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <Eigen/Core>
@@ -127,6 +128,57 @@ TEST(TrainableLayer, GradientsOfGroupsPositionsAndValuesOfAnotherSize) {
   expect_self("grouped, further on", grouped, 2, 3, mha::Origin{2});
   const std::vector<Index> offsets{0, 4, 6};
   expect_self("grouped, ragged", grouped, 1, 6, mha::Ragged{offsets});
+}
+
+/// A position of the user's: the first two coordinates turn, and the third grows with the position.
+struct Spiral {
+  static constexpr auto role = mha::Role::position;
+  template <class T> void apply(const mha::TensorView<T, 4>& x, const mha::Origins& first) const { turn(x, first, 1); }
+  template <class A> void apply_back(const mha::TensorView<A, 4>& gradient, const mha::Origins& first) const {
+    turn(gradient, first, -1);
+  }
+  template <class T> static void turn(const mha::TensorView<T, 4>& x, const mha::Origins& first, double sign) {
+    for (Index b = 0; b < x.extent[0]; ++b)
+      for (Index l = 0; l < x.extent[1]; ++l)
+        for (Index h = 0; h < x.extent[2]; ++h) {
+          const double p = first[b] + l, c = std::cos(p), s = sign * std::sin(p);
+          const double u = double(x(b, l, h, 0)), v = double(x(b, l, h, 1));
+          const double turned[] = {c * u - s * v, s * u + c * v, double(x(b, l, h, 2)) * (1 + 0.25 * p)};
+          for (Index d = 0; d < 3; ++d) x(b, l, h, d) = T(static_cast<mha::Accumulator<T>>(turned[d]));
+        }
+  }
+};
+
+TEST(TrainableLayer, GradientsOfAPositionOfTheUsers) {
+  Exact<Spiral, mha::Causal> layer({.d_model = 6, .num_heads = 2});
+  expect_self("spiral", layer, 2, 4);
+  expect_self("spiral, further on", layer, 2, 3, mha::Origin{2});
+  const std::vector<Index> offsets{0, 4, 4, 7}, first{3, 0, 1};
+  expect_self("spiral, ragged", layer, 1, 7, mha::Ragged{offsets}, mha::Origin{first});
+  Exact<Spiral, mha::QkNorm> cross({.d_model = 6, .num_heads = 2, .kv_model = 4});
+  expect_cross("spiral, cross", cross, 2, 3, 4);
+}
+
+TEST(TrainableLayer, APositionOfTheUsersIsGivenFloatGradientsOfALayerOf16Bits) {
+  mha::MultiHeadAttention<mha::bfloat16, mha::Cpu, Spiral> narrow({.d_model = 6, .num_heads = 2});
+  mha::MultiHeadAttention<float, mha::Cpu, Spiral> wide({.d_model = 6, .num_heads = 2});
+  draw(narrow, "spiral of 16 bits");
+  wide.borrow(narrow.parameters());
+  const auto x = random_rows<mha::bfloat16>("spiral of 16 bits, x", 1, 5, 6);
+  mha::Tensor<float, 3> same(1, 5, 6);
+  for (std::size_t i = 0; i < x.size(); ++i) same.data()[i] = float(x.data()[i]);
+  auto narrow_tape = narrow.tape();
+  auto wide_tape = wide.tape();
+  auto g = narrow.gradients();
+  auto expected = wide.gradients();
+  static_cast<void>(narrow(x, narrow_tape)), static_cast<void>(wide(same, wide_tape));
+  static_cast<void>(narrow.backward(x, narrow_tape, g)), static_cast<void>(wide.backward(same, wide_tape, expected));
+  float largest = 0, apart = 0;
+  for (std::size_t i = 0; i < g.flat().size(); ++i) {
+    largest = std::max(largest, std::abs(expected.flat()[i]));
+    apart = std::max(apart, std::abs(g.flat()[i] - expected.flat()[i]));
+  }
+  EXPECT_LT(apart, 0.05f * largest);
 }
 
 TEST(TrainableLayer, GradientsOfNormGatesAndSink) {
