@@ -6,7 +6,7 @@
 // The maths   h = norm(x), y = x + attention(h), z = y + feed_forward(y); L = ½ ‖Z − T‖², W ← W − rate · dL/dW
 // Symbols     L = 8 tokens, E = 16 numbers per token, 32 hidden: x, h, y, z, T (L, E)
 // Output      four lines that end in "yes"
-// Next        models/, whole models
+// Next        36_positions_of_your_own.cpp
 #include <cmath>
 #include <cstddef>
 #include <cstdio>

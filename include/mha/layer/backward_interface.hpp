@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "../block/rows.hpp"
+#include "../core/borrowed.hpp"
 #include "../core/overlap.hpp"
 #include "../core/scalar.hpp"
 #include "../core/view.hpp"
@@ -55,6 +56,7 @@ template <class T> struct RecordedTensors {
   bool cross = false;
   TensorView<const T, 3> x{}, memory{};
   TensorView<const T, 4> q{}, key{}, value{}, heads{}, q_before_norm{}, key_before_norm{};
+  Borrowed<Index> positions{};  ///< of the rows of x, the call's own; null data if rows follow each other
 };
 
 /// A value for each type.

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <span>
 #include <type_traits>
+#include <utility>
 
 #include "../backend/backend.hpp"
 #include "../backend/row_sums.hpp"
@@ -12,6 +13,7 @@
 #include "../core/copy.hpp"
 #include "../core/view.hpp"
 #include "../policy/position.hpp"
+#include "../positions.hpp"
 #include "../score_gradients.hpp"
 #include "backward_interface.hpp"
 #include "backward_items.hpp"
@@ -22,9 +24,12 @@
 namespace mha::inline MHA_NAMESPACE::detail {
 
 /// The gradient of x after its position becomes that of x before, in place.
+///
+/// Shapes    gradient (B, L, H, D) of head_buffers(), with offsets (1, B·L, H, D) as well
 template <class B, class A, class Position>
-void run_position_backward(const Position& position, const TensorView<A, 4>& gradient, const RowPositions& at,
+void run_position_backward(const Position& position, TensorView<A, 4> gradient, const RowPositions& at,
                            const ItemsOn<B>& run) {
+  if (at.offsets != nullptr) gradient.extent[1] *= std::exchange(gradient.extent[0], 1);
   if constexpr (requires { position.for_each_items_back(gradient, at, run); }) {
     position.for_each_items_back(gradient, at, run);
   } else if constexpr (computes_on_host<B> && requires { position.apply_back(gradient, at.first); }) {
@@ -83,6 +88,9 @@ class LayerBackwardSteps final : public BackwardSteps<Accumulator<T>> {
         d_q_(tensors.d_q),
         d_key_(tensors.d_key),
         d_value_(tensors.d_value) {
+    if constexpr (!std::is_same_v<Position, NoPosition>)
+      if (recorded_.positions.data != nullptr)
+        own_positions_ = each_row_at(recorded_.positions, backend, frame, workspace);
     if (gradients.sink.data == nullptr) return;
     sinks_ = frame.template take<LongSum<A>>(static_cast<std::size_t>(recorded_.sinks));
     if constexpr (computes_on_host<B>)
@@ -122,8 +130,9 @@ class LayerBackwardSteps final : public BackwardSteps<Accumulator<T>> {
 
   /// Gradients of Q, K and V back to the rows that they were made from.
   void after(const RowPositions& queries, const RowPositions& keys) override {
-    run_position_backward<B, A>(position_, d_q_, queries, items_);
-    run_position_backward<B, A>(position_, d_key_, keys, items_);
+    const bool own = own_positions_.offsets != nullptr;
+    run_position_backward<B, A>(position_, d_q_, own ? own_positions_ : queries, items_);
+    run_position_backward<B, A>(position_, d_key_, own && !recorded_.cross ? own_positions_ : keys, items_);
     if constexpr (Norm::has_weights) {
       norm(recorded_.q_before_norm, w_.query_norm, d_q_, gradients_.query_norm);
       norm(recorded_.key_before_norm, w_.key_norm, d_key_, gradients_.key_norm);
@@ -228,6 +237,7 @@ class LayerBackwardSteps final : public BackwardSteps<Accumulator<T>> {
   const DenseBackward<T, B> dense_;
   const TensorView<T, 4> d_heads_;
   const TensorView<A, 4> d_q_, d_key_, d_value_;
+  RowPositions own_positions_{};  ///< of the rows of x, if the call was given Positions
   LongSum<A>* sinks_ = nullptr;
 };
 

@@ -16,12 +16,14 @@
 #include "../block/weights_version.hpp"
 #include "../call_backend.hpp"
 #include "../checked_call.hpp"
+#include "../core/borrowed.hpp"
 #include "../core/check.hpp"
 #include "../core/copy.hpp"
 #include "../core/overlap.hpp"
 #include "../core/workspace.hpp"
 #include "../device_score_gradients.hpp"
 #include "../policy/sink.hpp"
+#include "../positions.hpp"
 #include "../staged.hpp"
 #include "backward_call.hpp"
 #include "backward_steps.hpp"
@@ -72,6 +74,7 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
   using Base = Layer<T, B, Policies>;
   using A = Accumulator<T>;
   using Norm = typename Policies::Norm;
+  using Position = typename Policies::Position;
   using Concat = typename Policies::Concat;
   using Output = typename Policies::Output;
   using Matrix = detail::LayerMatrix;
@@ -274,6 +277,7 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
       made.key_before_norm = detail::take_like<T>(kept, made.to_key);
     }
     const detail::CallNames names = detail::layer_names(x, memory);
+    const Borrowed<Index> positions = detail::find_row_positions<Position>(x, extra...);
     const auto given = this->options(batch, memory, extra...);
     const TensorView<const T, 4> q = made.q;
     const auto mask = detail::intersect(mask_.there(), detail::collect_masks(extra...));
@@ -311,11 +315,12 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
                       made.value,
                       heads,
                       made.q_before_norm,
-                      made.key_before_norm};
+                      made.key_before_norm,
+                      positions};
 
     const auto call = detail::staged(backend, std::move(checked), scope.frame, scope.workspace);
     const auto w = parameters_.views();
-    this->project(scope, x, made, detail::positions_of<Rows>(call), w);
+    this->project(scope, x, made, detail::positions_of<Position>(scope, x, made.rows, call, memory, extra...), w);
     detail::run<true>(backend, call, scope.workspace);
     const auto rows = detail::gated_rows<B, Concat, T>(heads, products_.vectors(w).gate, scope.frame, scope.items);
     detail::finish_rows<Output>(products_, rows, w, y, scope.frame, scope.items, extra...);

@@ -159,6 +159,61 @@ TEST(TrainableLayer, GradientsOfAPositionOfTheUsers) {
   expect_cross("spiral, cross", cross, 2, 3, 4);
 }
 
+/// One prompt and two texts after it: a row sees the prompt, and the rows of its own text up to itself.
+struct AfterOnePrompt {
+  bool operator()(int, int, int q, int k) const { return k <= q && (part(k) == 0 || part(k) == part(q)); }
+  static int part(int row) { return row < 3 ? 0 : row < 5 ? 1 : 2; }
+};
+
+TEST(TrainableLayer, GradientsOfRowsAtPositionsOfTheirOwn) {
+  const std::vector<Index> position{0, 1, 2, 3, 4, 3, 4, 5}, twice{0, 1, 2, 3, 4, 3, 4, 5, 7, 5, 3, 1, 0, 2, 4, 6};
+  Exact<mha::GroupedQuery<2>, mha::Rotary<>, mha::QkNorm> layer({.d_model = 8, .num_heads = 4});
+  expect_self("positions", layer, 1, 8, AfterOnePrompt{}, mha::Positions{position});
+  expect_self("positions of a batch", layer, 2, 8, mha::Causal{}, mha::Positions{twice});
+  const std::vector<Index> offsets{0, 3, 3, 8};
+  expect_self("positions, ragged", layer, 1, 8, mha::Ragged{offsets}, mha::Positions{position});
+  Exact<Spiral> spiral({.d_model = 6, .num_heads = 2});
+  expect_self("positions of a spiral", spiral, 2, 4, mha::Positions{position});
+  Exact<mha::Rotary<>> cross({.d_model = 6, .num_heads = 3, .kv_model = 4});
+  expect_cross("positions, cross", cross, 1, 8, 4, mha::Positions{position});
+}
+
+TEST(TrainableLayer, TextsAfterOnePromptHaveTheGradientsOfThePromptBeforeEach) {
+  mha::MultiHeadAttention<double, mha::Cpu, mha::Rotary<>> layer({.d_model = 8, .num_heads = 2});
+  draw(layer, "one prompt");
+  const std::vector<Index> position{0, 1, 2, 3, 4, 3, 4, 5}, copied{0, 1, 2, 3, 4, 0, 1, 2, 5, 6, 7}, offsets{0, 5, 11};
+  const Rows x = random_rows("one prompt x", 1, 8, 8), dy = random_rows("one prompt dy", 1, 8, 8);
+  Rows twice(1, 11, 8), dy_twice(1, 11, 8);  // the prompt before each text; its rows have a gradient once
+  for (Index i = 0; i < 11; ++i)
+    for (Index e = 0; e < 8; ++e) {
+      const Index from = copied[static_cast<std::size_t>(i)];
+      twice(0, i, e) = x(0, from, e);
+      if (i < 5 || i >= 8) dy_twice(0, i, e) = dy(0, from, e);
+    }
+  auto tape = layer.tape(), tape_twice = layer.tape();
+  auto g = layer.gradients(), expected = layer.gradients();
+  static_cast<void>(layer(x, tape, AfterOnePrompt{}, mha::Positions{position}));
+  static_cast<void>(layer(twice, tape_twice, mha::Causal{}, mha::Ragged{offsets}));
+  const Rows dx = layer.backward(dy, tape, g), dx_twice = layer.backward(dy_twice, tape_twice, expected);
+  for (std::size_t i = 0; i < g.flat().size(); ++i) EXPECT_NEAR(g.flat()[i], expected.flat()[i], 1e-12) << i;
+  for (Index i = 0; i < 8; ++i)
+    for (Index e = 0; e < 8; ++e) {
+      const double sum = i < 3 ? dx_twice(0, i, e) + dx_twice(0, i + 5, e) : dx_twice(0, i < 5 ? i : i + 3, e);
+      EXPECT_NEAR(dx(0, i, e), sum, 1e-12) << i << ", " << e;
+    }
+
+  // A tape forgets the positions of the call before.
+  static_cast<void>(layer(x, tape, mha::Causal{}));
+  auto in_order = layer.gradients(), again = layer.gradients();
+  static_cast<void>(layer.backward(dy, tape, in_order));
+  static_cast<void>(layer(x, tape_twice, mha::Causal{}));
+  static_cast<void>(layer.backward(dy, tape_twice, again));
+  EXPECT_TRUE(std::ranges::equal(in_order.flat(), again.flat()));
+  const std::vector<Index> seven(7);
+  EXPECT_EQ(message_of([&] { static_cast<void>(layer(x, tape, mha::Positions{seven})); }),
+            "layer: Positions has 7 numbers, but x has 8 rows");
+}
+
 TEST(TrainableLayer, APositionOfTheUsersIsGivenFloatGradientsOfALayerOf16Bits) {
   mha::MultiHeadAttention<mha::bfloat16, mha::Cpu, Spiral> narrow({.d_model = 6, .num_heads = 2});
   mha::MultiHeadAttention<float, mha::Cpu, Spiral> wide({.d_model = 6, .num_heads = 2});
