@@ -175,7 +175,8 @@ TEST(TrainableLayer, GradientsOfRowsAtPositionsOfTheirOwn) {
   Exact<Spiral> spiral({.d_model = 6, .num_heads = 2});
   expect_self("positions of a spiral", spiral, 2, 4, mha::Positions{position});
   Exact<mha::Rotary<>> cross({.d_model = 6, .num_heads = 3, .kv_model = 4});
-  expect_cross("positions, cross", cross, 1, 8, 4, mha::Positions{position});
+  const std::vector<Index> apart{5, 2, 7, 4, 0, 1};
+  expect_cross("positions, cross", cross, 2, 3, 4, mha::Positions{apart});
 }
 
 TEST(TrainableLayer, TextsAfterOnePromptHaveTheGradientsOfThePromptBeforeEach) {
