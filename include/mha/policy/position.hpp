@@ -224,26 +224,40 @@ template <class Pairing = Halves, class Scaling = Unscaled> struct Rotary {
     for_each_turn(gradient, at, -1, f);
   }
 
-  template <class T> void apply(const TensorView<T, 4>& x, const Origins& first) const {
-    detail::require_data("Rotary", "x", x);
-    detail::require_own_memory("Rotary", "x", x, detail::axes_of_heads);
-    check(x.dim());
-    for_each_items(x, {first}, [](const Turn<T>& turn) { detail::run_serially(turn); });
-  }
+  template <class T> void apply(const TensorView<T, 4>& x, const Origins& first) const { turn_rows(x, first, 1); }
   /// The same with a position for the first row of each sequence.
   template <class T, std::convertible_to<Borrowed<Index>> Container>
   requires(!std::convertible_to<Container, Origins>) void apply(const TensorView<T, 4>& x,
                                                                 Container&& container) const {
-    const Borrowed<Index> positions = std::forward<Container>(container);
+    turn_rows(x, origins_of(x, std::forward<Container>(container)), 1);
+  }
+  /// The gradient of the x that apply() was given, from that of its result, in place.
+  template <class T> void apply_back(const TensorView<T, 4>& gradient, const Origins& first) const {
+    turn_rows(gradient, first, -1);
+  }
+  template <class T, std::convertible_to<Borrowed<Index>> Container>
+  requires(!std::convertible_to<Container, Origins>) void apply_back(const TensorView<T, 4>& gradient,
+                                                                     Container&& container) const {
+    turn_rows(gradient, origins_of(gradient, std::forward<Container>(container)), -1);
+  }
+
+ private:
+  template <class T> static Origins origins_of(const TensorView<T, 4>& x, const Borrowed<Index>& positions) {
     detail::require(positions.memory == Memory::host,
                     "Rotary: positions are in device memory, they are read on the host");
     detail::require(positions.size == x.batch() && (positions.data != nullptr || positions.size == 0),
                     "Rotary: ", positions.data == nullptr ? 0 : positions.size, " positions for ", x.batch(),
                     " sequences");
-    apply(x, Origins(positions.data));
+    return Origins(positions.data);
   }
 
- private:
+  template <class T> void turn_rows(const TensorView<T, 4>& x, const Origins& first, double direction) const {
+    detail::require_data("Rotary", "x", x);
+    detail::require_own_memory("Rotary", "x", x, detail::axes_of_heads);
+    check(x.dim());
+    for_each_turn(x, {first}, direction, [](const Turn<T>& turn) { detail::run_serially(turn); });
+  }
+
   template <class T, class F>
   void for_each_turn(const TensorView<T, 4>& x, const RowPositions& at, double direction, F&& f) const {
     constexpr Index trigonometry = 8;  // a row's share of sines and cosines
