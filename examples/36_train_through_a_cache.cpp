@@ -7,7 +7,7 @@
 //             dK[p] = Σ over calls of their dK[p];  then W_K ← dK as ever, once
 // Symbols     P = 12 tokens of the prompt, A = 5 of each answer, E = 16: x (P, E), (A, E); d: dK, dV (1, P + A, H, ·)
 // Output      four lines that end in "yes"
-// Next        models/, whole models
+// Next        37_positions_of_your_own.cpp
 #include <algorithm>
 #include <cmath>
 #include <cstddef>

@@ -2,12 +2,18 @@
 #pragma once
 
 #include <concepts>
+#include <cstddef>
 #include <cstdint>
+#include <numeric>
 #include <type_traits>
 
+#include "backend/backend.hpp"
 #include "config.hpp"
 #include "core/borrowed.hpp"
 #include "core/check.hpp"
+#include "core/view.hpp"
+#include "policy/call_shape.hpp"
+#include "policy/position.hpp"
 
 namespace mha::inline MHA_NAMESPACE {
 
@@ -34,6 +40,41 @@ inline void require_row_positions(const Borrowed<Index>& of, Index batch, Index 
   for (Index i = 0; i < of.size; ++i)
     require(of[i] >= -longest_axis && of[i] < longest_axis, "layer: Positions puts row ", i, " at ", of[i],
             ", the limits are ", -longest_axis, " and ", longest_axis - 1);
+}
+
+inline const Positions& given_positions(const Positions& found, const auto&...) { return found; }
+template <class Other, class... Rest> const Positions& given_positions(const Other&, const Rest&... rest) {
+  return given_positions(rest...);
+}
+/// The positions of the rows of x among a call's arguments, checked; null data if there are none.
+template <class Position, class T, class... Extra>
+Borrowed<Index> find_row_positions([[maybe_unused]] const TensorView<const T, 3>& x, const Extra&... extra) {
+  if constexpr ((PositionsArgument<Extra> || ...)) {
+    static_assert(
+        !std::same_as<Position, NoPosition>,
+        "mha: Positions for a layer whose type names no policy of positions, such as mha::Rotary<>: masks and "
+        "scores count rows (see mha/positions.hpp)");
+    const Borrowed<Index>& of_rows = given_positions(extra...).rows;
+    require_row_positions(of_rows, x.extent[0], x.extent[1]);
+    return of_rows;
+  } else {
+    return {};
+  }
+}
+
+/// Rows at positions of their own: each is then a sequence of its own. Lists are taken from the frame.
+template <class B, class Frame>
+RowPositions each_row_at(const Borrowed<Index>& positions, const B& backend, Frame& frame,
+                         typename B::Workspace& workspace) {
+  const std::size_t rows = static_cast<std::size_t>(positions.size);
+  Index* const each = frame.template take_host<Index>(rows + 1);
+  std::iota(each, each + rows + 1, Index{0});
+  RowPositions at{Origins(positions.data), each, positions.size, 1};
+  if constexpr (!computes_on_host<B>) {
+    at.first = Origins(backend.stage(positions.data, positions.size, frame, workspace));
+    at.offsets = backend.stage(each, positions.size + 1, frame, workspace);
+  }
+  return at;
 }
 
 }  // namespace detail

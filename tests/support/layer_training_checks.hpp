@@ -13,6 +13,7 @@
 #include <mha/layer/multi_head_attention.hpp>
 #include <mha/policy/score/alibi_slopes.hpp>
 #include <mha/policy/score/softcap.hpp>
+#include <mha/positions.hpp>
 
 #include "trained_scores.hpp"
 #include "training_checks.hpp"
@@ -188,6 +189,9 @@ template <class B, class T> void expect_full_layers(const char* name) {
   expect_layer<B, T>(there, here, batch, length, 0, random, "norms, positions, gates, sinks and slopes");
   const std::vector<Index> offsets{0, 5, 5, length + 7};
   expect_layer<B, T>(there, here, 1, length + 7, 0, random, "ragged", mha::Ragged{offsets});
+  std::vector<Index> positions;
+  for (Index i = 0; i < batch * length; ++i) positions.push_back(random.below(50));
+  expect_layer<B, T>(there, here, batch, length, 0, random, "positions of rows", mha::Positions{positions});
 }
 
 /// Of a memory whose rows are of another width.

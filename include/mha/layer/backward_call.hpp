@@ -302,11 +302,7 @@ template <class T, class B, class X, class... Extra> constexpr bool check_record
   static_assert(sources,
                 "mha: a call on a tape reads what a temporary project_memory() returned, which would be gone before "
                 "the backward pass reads it again: name it first (see mha/layer/tape.hpp)");
-  constexpr bool in_order = !(PositionsArgument<Extra> || ...);
-  static_assert(in_order,
-                "mha: a tape keeps no Positions: rows of a call that is recorded follow each other, from an Origin on "
-                "(see mha/positions.hpp)");
-  if constexpr (rows && sources && in_order && check_call_recording<LayerTape<T, B>, Extra...>()) {
+  if constexpr (rows && sources && check_call_recording<LayerTape<T, B>, Extra...>()) {
     check_layer_arguments<BesideTape<Extra>...>();
     return true;
   }

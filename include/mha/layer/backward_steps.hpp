@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <span>
 #include <type_traits>
+#include <utility>
 
 #include "../backend/backend.hpp"
 #include "../backend/row_sums.hpp"
@@ -12,6 +13,7 @@
 #include "../core/copy.hpp"
 #include "../core/view.hpp"
 #include "../policy/position.hpp"
+#include "../positions.hpp"
 #include "../score_gradients.hpp"
 #include "backward_interface.hpp"
 #include "backward_items.hpp"
@@ -23,14 +25,20 @@
 namespace mha::inline MHA_NAMESPACE::detail {
 
 /// The gradient of x after its position becomes that of x before, in place.
+///
+/// Shapes    gradient (B, L, H, D) of head_buffers(), with offsets (1, B·L, H, D) as well
 template <class B, class A, class Position>
-void run_position_backward(const Position& position, const TensorView<A, 4>& gradient, const RowPositions& at,
+void run_position_backward(const Position& position, TensorView<A, 4> gradient, const RowPositions& at,
                            const ItemsOn<B>& run) {
+  if (at.offsets != nullptr) gradient.extent[1] *= std::exchange(gradient.extent[0], 1);
   if constexpr (requires { position.for_each_items_back(gradient, at, run); }) {
     position.for_each_items_back(gradient, at, run);
+  } else if constexpr (computes_on_host<B> && requires { position.apply_back(gradient, at.first); }) {
+    apply_to_sequences(gradient, at, [&](const auto& rows, const Origins& first) { position.apply_back(rows, first); });
   } else {
     static_assert(std::is_same_v<Position, NoPosition>,
                   "mha: this position has no backward pass: it has no member for_each_items_back(gradient, at, f) "
+                  "const and, on the host, no apply_back(gradient, first) const that takes rows of the accumulator "
                   "(see mha/policy/position.hpp)");
   }
 }
@@ -83,6 +91,9 @@ class LayerBackwardSteps final : public BackwardSteps<Accumulator<T>> {
         d_q_(tensors.d_q),
         d_key_(tensors.d_key),
         d_value_(tensors.d_value) {
+    if constexpr (!std::is_same_v<Position, NoPosition>)
+      if (recorded_.positions.data != nullptr)
+        own_positions_ = each_row_at(recorded_.positions, backend, frame, workspace);
     if (gradients.sink.data == nullptr) return;
     sinks_ = frame.template take<LongSum<A>>(static_cast<std::size_t>(recorded_.sinks));
     if constexpr (computes_on_host<B>)
@@ -125,12 +136,14 @@ class LayerBackwardSteps final : public BackwardSteps<Accumulator<T>> {
     if (tensors_.d_all_key.data != nullptr)
       items_(KeyGradientItems<A>(tensors_.d_all_key, tensors_.d_all_value, d_key_, d_value_, tensors_.key_values.key,
                                  tensors_.key_values.value, queries, keys));
-    run_position_backward<B, A>(position_, d_q_, queries, items_);
+    const bool own = own_positions_.offsets != nullptr, cached = recorded_.keys == KeysFrom::cache,
+               beside = recorded_.keys == KeysFrom::x || cached;
+    const RowPositions& of_x = own ? own_positions_ : queries;
+    run_position_backward<B, A>(position_, d_q_, of_x, items_);
     if constexpr (Norm::has_weights) norm(recorded_.q_before_norm, w_.query_norm, d_q_, gradients_.query_norm);
-    if (recorded_.made_keys()) turn_back_keys(recorded_.keys == KeysFrom::cache ? queries : keys);
+    if (recorded_.made_keys()) turn_back_keys(cached || (own && beside) ? of_x : keys);
     const Part parts[] = {{w_.query, gradients_.query}, {w_.key, gradients_.key}, {w_.value, gradients_.value}};
     const std::span<const Part> all(parts);
-    const bool beside = recorded_.keys == KeysFrom::x || recorded_.keys == KeysFrom::cache;
     project(recorded_.x, d_q_, beside ? all : all.first(1), tensors_.dx);
     if (recorded_.keys == KeysFrom::memory) project(recorded_.memory, d_key_, all.subspan(1), tensors_.d_memory);
     if (sinks_ != nullptr) items_(JoinSums<LongSum<A>, A>{1, recorded_.sinks, 1, 1, sinks_, gradients_.sink});
@@ -238,6 +251,7 @@ class LayerBackwardSteps final : public BackwardSteps<Accumulator<T>> {
   const DenseBackward<T, B> dense_;
   const TensorView<T, 4> d_heads_;
   const TensorView<A, 4> d_q_, d_key_, d_value_;
+  RowPositions own_positions_{};  ///< of the rows of x, if the call was given Positions
   LongSum<A>* sinks_ = nullptr;
 };
 

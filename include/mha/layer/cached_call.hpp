@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <concepts>
 #include <cstddef>
-#include <numeric>
 #include <optional>
 #include <type_traits>
 #include <vector>
@@ -111,32 +110,14 @@ template <class Memory, class Call> CallPositions positions_of(const Call& call)
     return {queries, {Origins(Index{0}), call.kv.offsets.data, call.shape.batch, call.shape.keys}};
 }
 
-inline const Positions& given_positions(const Positions& found, const auto&...) { return found; }
-template <class Other, class... Rest> const Positions& given_positions(const Other&, const Rest&... rest) {
-  return given_positions(rest...);
-}
-/// The same with the Positions of x among a call's arguments, which are those of keys that are made from x too: each
-/// row is then a sequence of its own.
+/// The same with the Positions of x among a call's arguments, which are those of keys that are made from x too.
 template <class Position, class B, class T, class Call, class Memory, class... Extra>
 CallPositions positions_of([[maybe_unused]] CallScope<B>& scope, const TensorView<const T, 3>& x,
                            const TensorView<const T, 3>& made_from, const Call& call, const Memory&,
                            const Extra&... extra) {
   CallPositions at = positions_of<Memory>(call);
   if constexpr ((PositionsArgument<Extra> || ...)) {
-    static_assert(
-        !std::same_as<Position, NoPosition>,
-        "mha: Positions for a layer whose type names no policy of positions, such as mha::Rotary<>: masks and "
-        "scores count rows (see mha/positions.hpp)");
-    const Borrowed<Index>& of_rows = given_positions(extra...).rows;
-    require_row_positions(of_rows, x.extent[0], x.extent[1]);
-    const std::size_t rows = static_cast<std::size_t>(of_rows.size);
-    Index* const each = scope.frame.template take_host<Index>(rows + 1);
-    std::iota(each, each + rows + 1, Index{0});
-    at.queries = {Origins(of_rows.data), each, of_rows.size, 1};
-    if constexpr (!computes_on_host<B>) {
-      at.queries.first = Origins(scope.backend.stage(of_rows.data, of_rows.size, scope.frame, scope.workspace));
-      at.queries.offsets = scope.backend.stage(each, of_rows.size + 1, scope.frame, scope.workspace);
-    }
+    at.queries = each_row_at(find_row_positions<Position>(x, extra...), scope.backend, scope.frame, scope.workspace);
     if (same_view(x, made_from)) at.keys = at.queries;
   }
   return at;

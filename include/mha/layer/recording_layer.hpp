@@ -13,8 +13,10 @@
 #include "../block/weights_version.hpp"
 #include "../call_backend.hpp"
 #include "../checked_call.hpp"
+#include "../core/borrowed.hpp"
 #include "../core/copy.hpp"
 #include "../core/overlap.hpp"
+#include "../positions.hpp"
 #include "../staged.hpp"
 #include "backward_call.hpp"
 #include "backward_interface.hpp"
@@ -176,6 +178,7 @@ template <class T, Backend B, class Policies> class RecordingLayer : public Laye
       made.key_before_norm = detail::take_like<T>(kept, made.to_key);
     }
     const detail::CallNames names = detail::layer_names(x, memory);
+    const Borrowed<Index> positions = detail::find_row_positions<typename Policies::Position>(x, extra...);
     const auto given = this->options(batch, memory, extra...);
     const TensorView<const T, 4> q = made.q;
     const auto mask = detail::intersect(mask_.there(), detail::collect_masks(extra...));
@@ -218,13 +221,15 @@ template <class T, Backend B, class Policies> class RecordingLayer : public Laye
                       made.q_before_norm,
                       made.key_before_norm,
                       keys.gathered.offsets,
-                      keys.earlier};
+                      keys.earlier,
+                      positions};
     tape.lists_ = std::move(keys.lists);
 
     const auto call = detail::staged(backend, std::move(checked), scope.frame, scope.workspace,
                                      detail::sent_numbers(memory, scope.workspace));
     const auto w = parameters_.views();
-    this->project(scope, x, made, detail::positions_of<Memory>(call), w);
+    this->project(scope, x, made,
+                  detail::positions_of<typename Policies::Position>(scope, x, made.rows, call, memory, extra...), w);
     if constexpr (cached) {
       memory.write(made.key, made.value, parameters_.version(), scope.items);
       detail::gather(scope, call.kv, call.shape, keys.gathered);

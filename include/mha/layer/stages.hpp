@@ -143,13 +143,7 @@ void run_position(const Position& position, TensorView<T, 4> x, const RowPositio
     static_assert(computes_on_host<B>,
                   "mha: this position has no member for_each_items(x, at, f), so it runs on the host only "
                   "(see mha/policy/position.hpp)");
-    if (at.offsets == nullptr) return position.apply(x, at.first);
-    for (Index b = 0; b < at.sequences; ++b) {
-      TensorView<T, 4> sequence = x;
-      sequence.data += at.offsets[b] * x.stride[1];
-      sequence.extent[1] = at.offsets[b + 1] - at.offsets[b];
-      position.apply(sequence, Origins(at.first[b]));
-    }
+    apply_to_sequences(x, at, [&](const auto& rows, const Origins& first) { position.apply(rows, first); });
   } else {
     static_assert(std::is_same_v<Position, NoPosition>,
                   "mha: this position turns no rows of the layer's scalar: it has no member apply(x, first) const and "

@@ -20,12 +20,34 @@
 
 namespace mha::inline MHA_NAMESPACE {
 
-/// How a row's position enters q and k: `void apply(TensorView<T, 4> x, const Origins& first) const`, in place, row l
-/// of sequence b at position first[b] + l. For any backend, CUDA among them, instead
+/// How a row's position enters q and k, each (B, L, H, D), where row l of sequence b is at position first[b] + l:
+///   void apply(TensorView<T, 4> x, const Origins& first) const         changes the rows in place; T is the layer's
+///                                                                      scalar
+///   void apply_back(TensorView<A, 4> d, const Origins& first) const    for training: the gradient of the result
+///                                                                      becomes that of x, in place; A is the
+///                                                                      accumulator, float in a layer of 16 bits
+/// For any backend, CUDA among them, instead
 ///   void for_each_items(TensorView<T, 4> x, const RowPositions& at, f) const
-/// calls f(items) for one bundle of Items (core/items.hpp) after another; their operator() is MHA_HOST_DEVICE.
+///   void for_each_items_back(TensorView<A, 4> d, const RowPositions& at, f) const
+/// call f(items) for one bundle of Items (core/items.hpp) after another; their operator() is MHA_HOST_DEVICE.
 template <class P>
 concept Position = plays<P, Role::position>;
+
+namespace detail {
+
+/// apply(x, first): of the whole batch, or with offsets of one sequence after another.
+template <class T, class Apply>
+void apply_to_sequences(const TensorView<T, 4>& x, const RowPositions& at, const Apply& apply) {
+  if (at.offsets == nullptr) return apply(x, at.first);
+  for (Index b = 0; b < at.sequences; ++b) {
+    TensorView<T, 4> sequence = x;
+    sequence.data += at.offsets[b] * x.stride[1];
+    sequence.extent[1] = at.offsets[b + 1] - at.offsets[b];
+    apply(sequence, Origins(at.first[b]));
+  }
+}
+
+}  // namespace detail
 
 /// Positions do not enter.
 struct NoPosition {
@@ -202,26 +224,40 @@ template <class Pairing = Halves, class Scaling = Unscaled> struct Rotary {
     for_each_turn(gradient, at, -1, f);
   }
 
-  template <class T> void apply(const TensorView<T, 4>& x, const Origins& first) const {
-    detail::require_data("Rotary", "x", x);
-    detail::require_own_memory("Rotary", "x", x, detail::axes_of_heads);
-    check(x.dim());
-    for_each_items(x, {first}, [](const Turn<T>& turn) { detail::run_serially(turn); });
-  }
+  template <class T> void apply(const TensorView<T, 4>& x, const Origins& first) const { turn_rows(x, first, 1); }
   /// The same with a position for the first row of each sequence.
   template <class T, std::convertible_to<Borrowed<Index>> Container>
   requires(!std::convertible_to<Container, Origins>) void apply(const TensorView<T, 4>& x,
                                                                 Container&& container) const {
-    const Borrowed<Index> positions = std::forward<Container>(container);
+    turn_rows(x, origins_of(x, std::forward<Container>(container)), 1);
+  }
+  /// The gradient of the x that apply() was given, from that of its result, in place.
+  template <class T> void apply_back(const TensorView<T, 4>& gradient, const Origins& first) const {
+    turn_rows(gradient, first, -1);
+  }
+  template <class T, std::convertible_to<Borrowed<Index>> Container>
+  requires(!std::convertible_to<Container, Origins>) void apply_back(const TensorView<T, 4>& gradient,
+                                                                     Container&& container) const {
+    turn_rows(gradient, origins_of(gradient, std::forward<Container>(container)), -1);
+  }
+
+ private:
+  template <class T> static Origins origins_of(const TensorView<T, 4>& x, const Borrowed<Index>& positions) {
     detail::require(positions.memory == Memory::host,
                     "Rotary: positions are in device memory, they are read on the host");
     detail::require(positions.size == x.batch() && (positions.data != nullptr || positions.size == 0),
                     "Rotary: ", positions.data == nullptr ? 0 : positions.size, " positions for ", x.batch(),
                     " sequences");
-    apply(x, Origins(positions.data));
+    return Origins(positions.data);
   }
 
- private:
+  template <class T> void turn_rows(const TensorView<T, 4>& x, const Origins& first, double direction) const {
+    detail::require_data("Rotary", "x", x);
+    detail::require_own_memory("Rotary", "x", x, detail::axes_of_heads);
+    check(x.dim());
+    for_each_turn(x, {first}, direction, [](const Turn<T>& turn) { detail::run_serially(turn); });
+  }
+
   template <class T, class F>
   void for_each_turn(const TensorView<T, 4>& x, const RowPositions& at, double direction, F&& f) const {
     constexpr Index trigonometry = 8;  // a row's share of sines and cosines

@@ -165,6 +165,13 @@ TEST(RecordedSteps, OfSequencesOfDifferentLengths) {
   expect_step(layer, mha::Contiguous{.length = 16}, {3, 3}, {2, 2}, true, mha::Causal{}, mha::SoftCap{2.});
 }
 
+TEST(RecordedSteps, OfRowsAtPositionsOfTheirOwn) {
+  Exact<mha::GroupedQuery<mha::Dynamic>, mha::Rotary<>> layer(sizes);
+  const std::vector<Index> positions{4, 5, 5};
+  const auto tree = mha::mask([](Index, Index, Index q, Index k) { return k < 5 || k == q; });
+  expect_step(layer, mha::Contiguous{.length = 16}, {4}, {3}, false, mha::Positions{positions}, tree);
+}
+
 TEST(RecordedSteps, OfARingThatHasDroppedSome) {
   Exact<mha::GroupedQuery<mha::Dynamic>, mha::Rotary<>> layer(sizes);
   expect_step(layer, mha::Ring{.left = 3, .rows = 4}, {4, 1}, {4, 2}, false, mha::SlidingWindow{.left = 3});

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <Eigen/Core>
@@ -127,6 +128,113 @@ TEST(TrainableLayer, GradientsOfGroupsPositionsAndValuesOfAnotherSize) {
   expect_self("grouped, further on", grouped, 2, 3, mha::Origin{2});
   const std::vector<Index> offsets{0, 4, 6};
   expect_self("grouped, ragged", grouped, 1, 6, mha::Ragged{offsets});
+}
+
+/// A position of the user's: the first two coordinates turn, and the third grows with the position.
+struct Spiral {
+  static constexpr auto role = mha::Role::position;
+  template <class T> void apply(const mha::TensorView<T, 4>& x, const mha::Origins& first) const { turn(x, first, 1); }
+  template <class A> void apply_back(const mha::TensorView<A, 4>& gradient, const mha::Origins& first) const {
+    turn(gradient, first, -1);
+  }
+  template <class T> static void turn(const mha::TensorView<T, 4>& x, const mha::Origins& first, double sign) {
+    for (Index b = 0; b < x.extent[0]; ++b)
+      for (Index l = 0; l < x.extent[1]; ++l)
+        for (Index h = 0; h < x.extent[2]; ++h) {
+          const double p = first[b] + l, c = std::cos(p), s = sign * std::sin(p);
+          const double u = double(x(b, l, h, 0)), v = double(x(b, l, h, 1));
+          const double turned[] = {c * u - s * v, s * u + c * v, double(x(b, l, h, 2)) * (1 + 0.25 * p)};
+          for (Index d = 0; d < 3; ++d) x(b, l, h, d) = T(static_cast<mha::Accumulator<T>>(turned[d]));
+        }
+  }
+};
+
+TEST(TrainableLayer, GradientsOfAPositionOfTheUsers) {
+  Exact<Spiral, mha::Causal> layer({.d_model = 6, .num_heads = 2});
+  expect_self("spiral", layer, 2, 4);
+  expect_self("spiral, further on", layer, 2, 3, mha::Origin{2});
+  const std::vector<Index> offsets{0, 4, 4, 7}, first{3, 0, 1};
+  expect_self("spiral, ragged", layer, 1, 7, mha::Ragged{offsets}, mha::Origin{first});
+  Exact<Spiral, mha::QkNorm> cross({.d_model = 6, .num_heads = 2, .kv_model = 4});
+  expect_cross("spiral, cross", cross, 2, 3, 4);
+}
+
+/// One prompt and two texts after it: a row sees the prompt, and the rows of its own text up to itself.
+struct AfterOnePrompt {
+  bool operator()(int, int, int q, int k) const { return k <= q && (part(k) == 0 || part(k) == part(q)); }
+  static int part(int row) { return row < 3 ? 0 : row < 5 ? 1 : 2; }
+};
+
+TEST(TrainableLayer, GradientsOfRowsAtPositionsOfTheirOwn) {
+  const std::vector<Index> position{0, 1, 2, 3, 4, 3, 4, 5}, twice{0, 1, 2, 3, 4, 3, 4, 5, 7, 5, 3, 1, 0, 2, 4, 6};
+  Exact<mha::GroupedQuery<2>, mha::Rotary<>, mha::QkNorm> layer({.d_model = 8, .num_heads = 4});
+  expect_self("positions", layer, 1, 8, AfterOnePrompt{}, mha::Positions{position});
+  expect_self("positions of a batch", layer, 2, 8, mha::Causal{}, mha::Positions{twice});
+  const std::vector<Index> offsets{0, 3, 3, 8};
+  expect_self("positions, ragged", layer, 1, 8, mha::Ragged{offsets}, mha::Positions{position});
+  Exact<Spiral> spiral({.d_model = 6, .num_heads = 2});
+  expect_self("positions of a spiral", spiral, 2, 4, mha::Positions{position});
+  Exact<mha::Rotary<>> cross({.d_model = 6, .num_heads = 3, .kv_model = 4});
+  const std::vector<Index> apart{5, 2, 7, 4, 0, 1};
+  expect_cross("positions, cross", cross, 2, 3, 4, mha::Positions{apart});
+}
+
+TEST(TrainableLayer, TextsAfterOnePromptHaveTheGradientsOfThePromptBeforeEach) {
+  mha::MultiHeadAttention<double, mha::Cpu, mha::Rotary<>> layer({.d_model = 8, .num_heads = 2});
+  draw(layer, "one prompt");
+  const std::vector<Index> position{0, 1, 2, 3, 4, 3, 4, 5}, copied{0, 1, 2, 3, 4, 0, 1, 2, 5, 6, 7}, offsets{0, 5, 11};
+  const Rows x = random_rows("one prompt x", 1, 8, 8), dy = random_rows("one prompt dy", 1, 8, 8);
+  Rows twice(1, 11, 8), dy_twice(1, 11, 8);  // the prompt before each text; its rows have a gradient once
+  for (Index i = 0; i < 11; ++i)
+    for (Index e = 0; e < 8; ++e) {
+      const Index from = copied[static_cast<std::size_t>(i)];
+      twice(0, i, e) = x(0, from, e);
+      if (i < 5 || i >= 8) dy_twice(0, i, e) = dy(0, from, e);
+    }
+  auto tape = layer.tape(), tape_twice = layer.tape();
+  auto g = layer.gradients(), expected = layer.gradients();
+  static_cast<void>(layer(x, tape, AfterOnePrompt{}, mha::Positions{position}));
+  static_cast<void>(layer(twice, tape_twice, mha::Causal{}, mha::Ragged{offsets}));
+  const Rows dx = layer.backward(dy, tape, g), dx_twice = layer.backward(dy_twice, tape_twice, expected);
+  for (std::size_t i = 0; i < g.flat().size(); ++i) EXPECT_NEAR(g.flat()[i], expected.flat()[i], 1e-12) << i;
+  for (Index i = 0; i < 8; ++i)
+    for (Index e = 0; e < 8; ++e) {
+      const double sum = i < 3 ? dx_twice(0, i, e) + dx_twice(0, i + 5, e) : dx_twice(0, i < 5 ? i : i + 3, e);
+      EXPECT_NEAR(dx(0, i, e), sum, 1e-12) << i << ", " << e;
+    }
+
+  // A tape forgets the positions of the call before.
+  static_cast<void>(layer(x, tape, mha::Causal{}));
+  auto in_order = layer.gradients(), again = layer.gradients();
+  static_cast<void>(layer.backward(dy, tape, in_order));
+  static_cast<void>(layer(x, tape_twice, mha::Causal{}));
+  static_cast<void>(layer.backward(dy, tape_twice, again));
+  EXPECT_TRUE(std::ranges::equal(in_order.flat(), again.flat()));
+  const std::vector<Index> seven(7);
+  EXPECT_EQ(message_of([&] { static_cast<void>(layer(x, tape, mha::Positions{seven})); }),
+            "layer: Positions has 7 numbers, but x has 8 rows");
+}
+
+TEST(TrainableLayer, APositionOfTheUsersIsGivenFloatGradientsOfALayerOf16Bits) {
+  mha::MultiHeadAttention<mha::bfloat16, mha::Cpu, Spiral> narrow({.d_model = 6, .num_heads = 2});
+  mha::MultiHeadAttention<float, mha::Cpu, Spiral> wide({.d_model = 6, .num_heads = 2});
+  draw(narrow, "spiral of 16 bits");
+  wide.borrow(narrow.parameters());
+  const auto x = random_rows<mha::bfloat16>("spiral of 16 bits, x", 1, 5, 6);
+  mha::Tensor<float, 3> same(1, 5, 6);
+  for (std::size_t i = 0; i < x.size(); ++i) same.data()[i] = float(x.data()[i]);
+  auto narrow_tape = narrow.tape();
+  auto wide_tape = wide.tape();
+  auto g = narrow.gradients();
+  auto expected = wide.gradients();
+  static_cast<void>(narrow(x, narrow_tape)), static_cast<void>(wide(same, wide_tape));
+  static_cast<void>(narrow.backward(x, narrow_tape, g)), static_cast<void>(wide.backward(same, wide_tape, expected));
+  float largest = 0, apart = 0;
+  for (std::size_t i = 0; i < g.flat().size(); ++i) {
+    largest = std::max(largest, std::abs(expected.flat()[i]));
+    apart = std::max(apart, std::abs(g.flat()[i] - expected.flat()[i]));
+  }
+  EXPECT_LT(apart, 0.05f * largest);
 }
 
 TEST(TrainableLayer, GradientsOfNormGatesAndSink) {

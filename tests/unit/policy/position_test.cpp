@@ -2,6 +2,7 @@
 #include <cmath>
 #include <cstddef>
 #include <limits>
+#include <numeric>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -284,6 +285,26 @@ TEST(Rotary, TurnsBackByTheSameAngles) {
   EXPECT_GT(std::abs(x(0, 0, 0, 0) - before(0, 0, 0, 0)), 1e-3);
   rotary.for_each_items_back(x.view(), mha::RowPositions{mha::Origins(70)}, run);
   for (std::size_t i = 0; i < x.size(); ++i) EXPECT_NEAR(x.data()[i], before.data()[i], 1e-14);
+}
+
+TEST(Rotary, AppliesBackTheGradientOfWhatItApplied) {
+  // ⟨y, apply(x)⟩ = ⟨apply_back(y), x⟩, and with a scaling that lengthens too.
+  const mha::Rotary<Halves, mha::YarnScaling> rotary{.base = 100, .scaling = {.factor = 4, .original_length = 8}};
+  mha::Tensor<double, 4> x(2, 3, 2, 6), y(2, 3, 2, 6);
+  double n = 0;
+  for (double& value : x) value = std::sin(++n);
+  for (double& value : y) value = std::cos(2 * ++n);
+  const std::vector<Index> first{4, 9};
+  auto turned = x, back = y;
+  rotary.apply(turned.view(), first);
+  rotary.apply_back(back.view(), first);
+  EXPECT_NEAR(std::inner_product(y.begin(), y.end(), turned.begin(), 0.0),
+              std::inner_product(back.begin(), back.end(), x.begin(), 0.0), 1e-12);
+  auto second = y;
+  rotary.apply_back(second.view(), mha::Origins(first.data()));
+  for (std::size_t i = 0; i < y.size(); ++i) EXPECT_EQ(second.data()[i], back.data()[i]);
+  const std::vector<Index> one{4};
+  EXPECT_EQ(support::message_of([&] { rotary.apply_back(second.view(), one); }), "Rotary: 1 positions for 2 sequences");
 }
 
 }  // namespace
