@@ -83,11 +83,6 @@ template <bool trains, class S, class Sink, class F> void each_saved(S& score, S
   else
     f("sinks", TensorView<const float, 1>{}, 1);
 }
-/// f likewise for all of a part, to read.
-template <class Part, class F> void each_saved_of(const Part& part, const F& f) {
-  each_saved(part.parameters(), f);
-  if constexpr (HasScoreAndSink<Part>) each_saved<trains_its_score<Part>()>(part.score(), part.sink(), f);
-}
 
 /// How many numbers there are in these views.
 template <class Views> std::int64_t saved_count(const Views& weights) {
@@ -160,6 +155,29 @@ void read_saved(const File& file, const std::string& name, const TensorView<X, R
   });
 }
 
+/// The score and the Sink that a file has for a layer are those that it may have.
+///
+/// Errors    SafetensorsError that names a tensor; what the policies say of their numbers
+template <class File, class Part, class Check>
+void check_saved_policies(const File& file, const std::string& name, const Part& part, const Check& check) {
+  using Sink = std::remove_cvref_t<decltype(part.sink())>;
+  constexpr bool trains = trains_its_score<Part>();
+  each_saved<trains>(part.score(), part.sink(), check);
+  const auto read = [&](const char* tensor, const auto& v, int) {
+    if constexpr (!std::is_const_v<std::remove_pointer_t<decltype(v.data)>>)
+      read_saved(file, saved_name(name, tensor), v);
+  };
+  Sink sink = part.sink();
+  if constexpr (trains) {
+    auto score = part.score();
+    each_saved<true>(score, sink, read);
+    check_policy(score, part.config().num_heads);
+  } else {
+    each_saved<false>(part.score(), sink, read);
+  }
+  static_cast<void>(sink.logits(part.config().num_heads));
+}
+
 }  // namespace detail
 
 /// All that a part has learned as tensors of a file, which load_weights() reads: a MultiHeadAttention with its score
@@ -207,21 +225,24 @@ void save_weights(SafetensorsWriter& file, const std::string& name, Part&& part)
 ///
 /// file      a Safetensors or a Checkpoint
 /// Errors    SafetensorsError for a tensor that is missing, of another shape or dtype, or that the part does not have;
-///           ShapeError if the part's weights are borrowed. Nothing changes then
+///           ShapeError if the part's weights are borrowed, or for numbers that its score or Sink may not have. Nothing
+///           changes then
 template <class File, class Part> void load_weights(const File& file, const std::string& name, Part& part) {
   const auto check = [&](const char* tensor, const auto& v, int rank) {
     detail::check_saved(file, detail::saved_name(name, tensor), v, rank);
+  };
+  const auto check_all = [&](const auto& weights) {
+    detail::each_saved(weights, check);
+    if constexpr (detail::HasScoreAndSink<Part>) detail::check_saved_policies(file, name, std::as_const(part), check);
   };
   const auto read = [&](const char* tensor, const auto& v, int) {
     if constexpr (!std::is_const_v<std::remove_pointer_t<decltype(v.data)>>)
       detail::read_saved(file, detail::saved_name(name, tensor), v);
   };
-  // Of a part without weights only update() knows the shapes, and it leaves none if check throws.
-  if (detail::saved_count(part.parameters()) == part.parameter_count()) detail::each_saved_of(part, check);
+  // Of a part without weights only update() knows the shapes, and it leaves none if check_all throws.
+  if (detail::saved_count(part.parameters()) == part.parameter_count()) check_all(part.parameters());
   part.update([&](auto& p) {
-    detail::each_saved(p, check);
-    if constexpr (detail::HasScoreAndSink<Part>)
-      detail::each_saved<detail::trains_its_score<Part>()>(part.score(), part.sink(), check);
+    check_all(p);
     detail::each_saved(p, read);
     if constexpr (requires { p.score; }) detail::each_saved<detail::trains_its_score<Part>()>(p.score, p.sink, read);
   });
