@@ -120,12 +120,12 @@ template <class X, class F> bool with_stored(const std::string& dtype, const F& 
 ///
 /// Errors    SafetensorsError that names it
 template <class File, class X, int Rank>
-void check_saved(const File& file, const std::string& name, const TensorView<X, Rank>& v, int rank) {
+void check_saved(const File& file, const std::string& name, const TensorView<const X, Rank>& v, int rank) {
   if (v.data == nullptr) {
     if (file.contains(name)) fail_safetensors(file.path(), name, "is there, but the part has none");
     return;
   }
-  static_assert(safetensors_dtype<std::remove_const_t<X>>() != nullptr,
+  static_assert(safetensors_dtype<X>() != nullptr,
                 "mha: safetensors files hold no such element type: use double, float, half, bfloat16, bool or an "
                 "integer (see mha/io/safetensors.hpp)");
   const SafetensorInfo& info = file.info(name);
@@ -133,9 +133,9 @@ void check_saved(const File& file, const std::string& name, const TensorView<X, 
   if (info.shape != shape)
     fail_safetensors(file.path(), name,
                      "has shape " + safetensors_excerpt(info.shape) + ", expected " + safetensors_excerpt(shape));
-  if (!with_stored<std::remove_const_t<X>>(info.dtype, [](auto) {}))
+  if (!with_stored<X>(info.dtype, [](auto) {}))
     fail_safetensors(file.path(), name,
-                     "has dtype " + info.dtype + ", expected " + safetensors_dtype<std::remove_const_t<X>>() +
+                     "has dtype " + info.dtype + ", expected " + safetensors_dtype<X>() +
                          (std::is_floating_point_v<X> ? " or a narrower one" : ""));
 }
 
@@ -229,7 +229,9 @@ void save_weights(SafetensorsWriter& file, const std::string& name, Part&& part)
 ///           changes then
 template <class File, class Part> void load_weights(const File& file, const std::string& name, Part& part) {
   const auto check = [&](const char* tensor, const auto& v, int rank) {
-    detail::check_saved(file, detail::saved_name(name, tensor), v, rank);
+    using View = std::remove_cvref_t<decltype(v)>;
+    const TensorView<const ScalarOf<View>, View::rank> read_only = v;
+    detail::check_saved(file, detail::saved_name(name, tensor), read_only, rank);
   };
   const auto check_all = [&](const auto& weights) {
     detail::each_saved(weights, check);
