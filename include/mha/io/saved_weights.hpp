@@ -17,7 +17,8 @@
 #include "../core/check.hpp"
 #include "../core/scalar.hpp"
 #include "../core/view.hpp"
-#include "../layer/parameters.hpp"
+#include "../layer/gradients.hpp"
+#include "../layer/parameter_views.hpp"
 #include "../policy/trained_score.hpp"
 #include "dense_rows.hpp"
 #include "safetensors.hpp"
@@ -61,10 +62,13 @@ concept HasScoreAndSink = requires(const Part& part) {
 };
 /// Whether update() writes the numbers of the layer's score.
 template <class Part> constexpr bool trains_its_score() {
-  if constexpr (requires(typename Part::Gradients & gradients) { gradients.score; })
-    return !std::is_same_v<std::remove_cvref_t<decltype(std::declval<typename Part::Gradients&>().score)>, NoScore>;
-  else
+  if constexpr (HasScoreAndSink<Part>) {
+    using On = std::remove_cvref_t<decltype(std::declval<const Part&>().backend())>;
+    using Score = std::remove_cvref_t<decltype(std::declval<const Part&>().score())>;
+    return trains_on<On, typename Part::Scalar, Score>;
+  } else {
     return false;
+  }
 }
 
 template <class X> TensorView<X, 1> view_of(const std::span<X>& numbers) {

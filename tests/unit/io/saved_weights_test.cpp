@@ -17,6 +17,7 @@
 #include <mha/mha.hpp>
 #include <mha/policy/score/alibi_slopes.hpp>
 
+#include "far_backend.hpp"
 #include "random.hpp"
 #include "scratch.hpp"
 #include "trained_scores.hpp"
@@ -127,6 +128,17 @@ TEST(SavedWeights, HaveAScoreAndASink) {
   load_weights(mha::Safetensors(scratch.root() / "m"), "a", other);
   EXPECT_EQ(other.score().slope, 0.5f);
   EXPECT_EQ(other.sink().per_head(), (std::vector<float>{3, 4}));
+}
+
+/// A backend that sums the gradients of a score in memory of its own.
+struct FarTrainer : support::Far {
+  static constexpr bool sums_scores = true;
+};
+TEST(SavedWeights, HaveAScoreAndASinkOnADevice) {
+  const mha::Config c{.d_model = 8, .num_heads = 2};
+  using Layer = mha::MultiHeadAttention<float, FarTrainer, mha::AlibiSlopes, mha::Sink>;
+  check_round_trip(Layer(c, mha::AlibiSlopes({0.5f, 2}), mha::Sink({3, 4})),
+                   Layer(c, mha::AlibiSlopes({0, 0}), mha::Sink({0, 0})), 4);
 }
 
 TEST(SavedWeights, HaveNamesAndShapesOfOthers) {
