@@ -197,7 +197,8 @@ void check_saved_policies(const File& file, const std::string& name, const Part&
 ///           sinks, score.0, score.1, …; a Linear's weight, bias, and gate.weight, gate.bias of Gated; a FeedForward's
 ///           gate_proj, up_proj, down_proj; a norm's weight, bias
 /// Shapes    matrices (out, in), heads one below the other; what the part does not have is left out
-/// Errors    those of add(); ShapeError if there are no weights, or drop_unpacked() has left the packed ones alone
+/// Errors    those of add(), after which what was added before stays; ShapeError if there are no weights, or
+///           drop_unpacked() has left the packed ones alone
 template <class Stored = void, class Part>
 void save_weights(SafetensorsWriter& file, const std::string& name, Part&& part) {
   static_assert(std::is_lvalue_reference_v<Part>,
