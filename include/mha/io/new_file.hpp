@@ -10,6 +10,7 @@
 #include <utility>
 
 #if __has_include(<sys/mman.h>)
+#include <fcntl.h>
 #include <unistd.h>
 #endif
 
@@ -20,6 +21,7 @@ namespace mha::inline MHA_NAMESPACE::detail {
 
 /// A file that is written beside its place, as <name>.part, and put there by commit(), on the disk: until then, and for
 /// good where anything fails, what has that name stays as it is, and so does what is mapped of it. A link is replaced.
+/// The new file has the permissions of the one that it replaces.
 ///
 /// Errors    failure.fail for a folder that is not there, a place that is no regular file, a full disk
 class NewFile {
@@ -40,9 +42,12 @@ class NewFile {
       file_ = open(part_);
       if (file_ != nullptr || errno != EEXIST) break;
     }
-    if (file_ != nullptr) return;
-    part_.clear();  // another's
-    fail(errno);
+    if (file_ == nullptr) {
+      part_.clear();  // another's
+      fail(errno);
+    }
+    std::error_code ignored;  // a file system may have none
+    if (std::filesystem::exists(old)) std::filesystem::permissions(part_, old.permissions(), ignored);
   }
   NewFile(const NewFile&) = delete;
   NewFile& operator=(const NewFile&) = delete;
@@ -62,6 +67,7 @@ class NewFile {
     std::filesystem::rename(part_, failure_.path, error);
     if (error) fail(error.default_error_condition().value());
     part_.clear();
+    keep_name();
   }
 
  private:
@@ -78,6 +84,17 @@ class NewFile {
     return ::fsync(::fileno(file)) == 0 || errno == EINVAL || errno == ENOTSUP;  // there are file systems without it
 #else
     return true;
+#endif
+  }
+  /// The folder's entry is on the disk too. Of a folder that cannot be opened, or is on a file system that does not
+  /// write one, the system does so later: the file is there and whole.
+  void keep_name() const {
+#if __has_include(<sys/mman.h>)
+    const std::filesystem::path folder = failure_.path.parent_path();
+    const int opened = ::open(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (opened < 0) return;
+    ::fsync(opened);
+    ::close(opened);
 #endif
   }
 

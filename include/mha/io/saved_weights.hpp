@@ -17,7 +17,8 @@
 #include "../core/check.hpp"
 #include "../core/scalar.hpp"
 #include "../core/view.hpp"
-#include "../layer/parameters.hpp"
+#include "../layer/gradients.hpp"
+#include "../layer/parameter_views.hpp"
 #include "../policy/trained_score.hpp"
 #include "dense_rows.hpp"
 #include "safetensors.hpp"
@@ -61,10 +62,13 @@ concept HasScoreAndSink = requires(const Part& part) {
 };
 /// Whether update() writes the numbers of the layer's score.
 template <class Part> constexpr bool trains_its_score() {
-  if constexpr (requires(typename Part::Gradients & gradients) { gradients.score; })
-    return !std::is_same_v<std::remove_cvref_t<decltype(std::declval<typename Part::Gradients&>().score)>, NoScore>;
-  else
+  if constexpr (HasScoreAndSink<Part>) {
+    using On = std::remove_cvref_t<decltype(std::declval<const Part&>().backend())>;
+    using Score = std::remove_cvref_t<decltype(std::declval<const Part&>().score())>;
+    return trains_on<On, typename Part::Scalar, Score>;
+  } else {
     return false;
+  }
 }
 
 template <class X> TensorView<X, 1> view_of(const std::span<X>& numbers) {
@@ -82,11 +86,6 @@ template <bool trains, class S, class Sink, class F> void each_saved(S& score, S
     f("sinks", view_of(sink.numbers()), 1);
   else
     f("sinks", TensorView<const float, 1>{}, 1);
-}
-/// f likewise for all of a part, to read.
-template <class Part, class F> void each_saved_of(const Part& part, const F& f) {
-  each_saved(part.parameters(), f);
-  if constexpr (HasScoreAndSink<Part>) each_saved<trains_its_score<Part>()>(part.score(), part.sink(), f);
 }
 
 /// How many numbers there are in these views.
@@ -125,12 +124,12 @@ template <class X, class F> bool with_stored(const std::string& dtype, const F& 
 ///
 /// Errors    SafetensorsError that names it
 template <class File, class X, int Rank>
-void check_saved(const File& file, const std::string& name, const TensorView<X, Rank>& v, int rank) {
+void check_saved(const File& file, const std::string& name, const TensorView<const X, Rank>& v, int rank) {
   if (v.data == nullptr) {
     if (file.contains(name)) fail_safetensors(file.path(), name, "is there, but the part has none");
     return;
   }
-  static_assert(safetensors_dtype<std::remove_const_t<X>>() != nullptr,
+  static_assert(safetensors_dtype<X>() != nullptr,
                 "mha: safetensors files hold no such element type: use double, float, half, bfloat16, bool or an "
                 "integer (see mha/io/safetensors.hpp)");
   const SafetensorInfo& info = file.info(name);
@@ -138,9 +137,9 @@ void check_saved(const File& file, const std::string& name, const TensorView<X, 
   if (info.shape != shape)
     fail_safetensors(file.path(), name,
                      "has shape " + safetensors_excerpt(info.shape) + ", expected " + safetensors_excerpt(shape));
-  if (!with_stored<std::remove_const_t<X>>(info.dtype, [](auto) {}))
+  if (!with_stored<X>(info.dtype, [](auto) {}))
     fail_safetensors(file.path(), name,
-                     "has dtype " + info.dtype + ", expected " + safetensors_dtype<std::remove_const_t<X>>() +
+                     "has dtype " + info.dtype + ", expected " + safetensors_dtype<X>() +
                          (std::is_floating_point_v<X> ? " or a narrower one" : ""));
 }
 
@@ -160,6 +159,29 @@ void read_saved(const File& file, const std::string& name, const TensorView<X, R
   });
 }
 
+/// The score and the Sink that a file has for a layer are those that it may have.
+///
+/// Errors    SafetensorsError that names a tensor; what the policies say of their numbers
+template <class File, class Part, class Check>
+void check_saved_policies(const File& file, const std::string& name, const Part& part, const Check& check) {
+  using Sink = std::remove_cvref_t<decltype(part.sink())>;
+  constexpr bool trains = trains_its_score<Part>();
+  each_saved<trains>(part.score(), part.sink(), check);
+  const auto read = [&](const char* tensor, const auto& v, int) {
+    if constexpr (!std::is_const_v<std::remove_pointer_t<decltype(v.data)>>)
+      read_saved(file, saved_name(name, tensor), v);
+  };
+  Sink sink = part.sink();
+  if constexpr (trains) {
+    auto score = part.score();
+    each_saved<true>(score, sink, read);
+    check_policy(score, part.config().num_heads);
+  } else {
+    each_saved<false>(part.score(), sink, read);
+  }
+  static_cast<void>(sink.logits(part.config().num_heads));
+}
+
 }  // namespace detail
 
 /// All that a part has learned as tensors of a file, which load_weights() reads: a MultiHeadAttention with its score
@@ -175,7 +197,8 @@ void read_saved(const File& file, const std::string& name, const TensorView<X, R
 ///           sinks, score.0, score.1, …; a Linear's weight, bias, and gate.weight, gate.bias of Gated; a FeedForward's
 ///           gate_proj, up_proj, down_proj; a norm's weight, bias
 /// Shapes    matrices (out, in), heads one below the other; what the part does not have is left out
-/// Errors    those of add(); ShapeError if there are no weights, or drop_unpacked() has left the packed ones alone
+/// Errors    those of add(), after which what was added before stays; ShapeError if there are no weights, or
+///           drop_unpacked() has left the packed ones alone
 template <class Stored = void, class Part>
 void save_weights(SafetensorsWriter& file, const std::string& name, Part&& part) {
   static_assert(std::is_lvalue_reference_v<Part>,
@@ -207,21 +230,26 @@ void save_weights(SafetensorsWriter& file, const std::string& name, Part&& part)
 ///
 /// file      a Safetensors or a Checkpoint
 /// Errors    SafetensorsError for a tensor that is missing, of another shape or dtype, or that the part does not have;
-///           ShapeError if the part's weights are borrowed. Nothing changes then
+///           ShapeError if the part's weights are borrowed, or for numbers that its score or Sink may not have. Nothing
+///           changes then
 template <class File, class Part> void load_weights(const File& file, const std::string& name, Part& part) {
   const auto check = [&](const char* tensor, const auto& v, int rank) {
-    detail::check_saved(file, detail::saved_name(name, tensor), v, rank);
+    using View = std::remove_cvref_t<decltype(v)>;
+    const TensorView<const ScalarOf<View>, View::rank> read_only = v;
+    detail::check_saved(file, detail::saved_name(name, tensor), read_only, rank);
+  };
+  const auto check_all = [&](const auto& weights) {
+    detail::each_saved(weights, check);
+    if constexpr (detail::HasScoreAndSink<Part>) detail::check_saved_policies(file, name, std::as_const(part), check);
   };
   const auto read = [&](const char* tensor, const auto& v, int) {
     if constexpr (!std::is_const_v<std::remove_pointer_t<decltype(v.data)>>)
       detail::read_saved(file, detail::saved_name(name, tensor), v);
   };
-  // Of a part without weights only update() knows the shapes, and it leaves none if check throws.
-  if (detail::saved_count(part.parameters()) == part.parameter_count()) detail::each_saved_of(part, check);
+  // Of a part without weights only update() knows the shapes, and it leaves none if check_all throws.
+  if (detail::saved_count(part.parameters()) == part.parameter_count()) check_all(part.parameters());
   part.update([&](auto& p) {
-    detail::each_saved(p, check);
-    if constexpr (detail::HasScoreAndSink<Part>)
-      detail::each_saved<detail::trains_its_score<Part>()>(part.score(), part.sink(), check);
+    check_all(p);
     detail::each_saved(p, read);
     if constexpr (requires { p.score; }) detail::each_saved<detail::trains_its_score<Part>()>(p.score, p.sink, read);
   });

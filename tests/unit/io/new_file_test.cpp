@@ -9,6 +9,9 @@
 
 #include <gtest/gtest.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <mha/core/check.hpp>
 #include <mha/io/mapped_file.hpp>
@@ -16,6 +19,23 @@
 
 #include "forked.hpp"
 #include "scratch.hpp"
+
+namespace new_file_test {
+
+/// What was written to the disk: files and folders, in order.
+inline std::string& synced() {
+  static std::string kinds;
+  return kinds;
+}
+
+}  // namespace new_file_test
+
+/// In the place of the system's, which it calls.
+extern "C" int fsync(int file) {
+  struct stat status = {};
+  if (::fstat(file, &status) == 0) new_file_test::synced() += S_ISDIR(status.st_mode) ? "folder " : "file ";
+  return static_cast<int>(::syscall(SYS_fsync, file));
+}
 
 namespace {
 
@@ -63,6 +83,18 @@ TEST(NewFile, TakesItsPlaceAtTheEnd) {
   EXPECT_EQ(text_of(scratch.root() / "b"), "");
 }
 
+TEST(NewFile, IsOnTheDiskWithItsName) {
+  const Scratch scratch;
+  std::string& synced = new_file_test::synced();
+  synced.clear();
+  const fs::path path = scratch.root() / "a";
+  NewFile file({path, fail});
+  file.write("new", 3);
+  EXPECT_EQ(synced, "");
+  file.commit();
+  EXPECT_EQ(synced, "file folder ");
+}
+
 TEST(NewFile, IsGoneWithoutItsEnd) {
   const Scratch scratch;
   const fs::path path = scratch.write("a", "old");
@@ -88,6 +120,21 @@ TEST(NewFile, ReplacesALink) {
   EXPECT_EQ(text_of(to), "old");
   EXPECT_FALSE(fs::is_symlink(link));
   EXPECT_EQ(text_of(link), "new");
+}
+
+TEST(NewFile, HasThePermissionsOfTheOldOne) {
+  const Scratch scratch;
+  const fs::path path = scratch.write("a", "old");
+  for (const fs::perms perms : {fs::perms::owner_read | fs::perms::owner_write, fs::perms::owner_read}) {
+    fs::permissions(path, perms);
+    {
+      NewFile file({path, fail});
+      EXPECT_EQ(fs::status(path.string() + ".part").permissions(), perms);  // while it is written too
+      file.write("new", 3);
+      file.commit();
+    }
+    EXPECT_EQ(fs::status(path).permissions(), perms);
+  }
 }
 
 TEST(NewFile, IsGoneWhereItsPlaceIsTaken) {

@@ -2,6 +2,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <limits>
 #include <string>
 #include <type_traits>
 #include <vector>
@@ -14,7 +15,9 @@
 #include <mha/io/safetensors_writer.hpp>
 #include <mha/io/saved_weights.hpp>
 #include <mha/mha.hpp>
+#include <mha/policy/score/alibi_slopes.hpp>
 
+#include "far_backend.hpp"
 #include "random.hpp"
 #include "scratch.hpp"
 #include "trained_scores.hpp"
@@ -43,10 +46,16 @@ template <class Part> void randomize(Part& part) {
     });
   });
 }
+/// f(name, view, rank) for the tensors of a part, to read.
+template <class Part, class F> void each_saved_of(const Part& part, const F& f) {
+  mha::detail::each_saved(part.parameters(), f);
+  if constexpr (mha::detail::HasScoreAndSink<Part>)
+    mha::detail::each_saved<mha::detail::trains_its_score<Part>()>(part.score(), part.sink(), f);
+}
 /// All numbers of a part's weights, in the order in which they are saved.
 template <class Part> std::vector<double> numbers(const Part& part) {
   std::vector<double> all;
-  mha::detail::each_saved_of(part, [&](const char*, const auto& v, int) {
+  each_saved_of(part, [&](const char*, const auto& v, int) {
     if (v.data == nullptr) return;
     const auto five = mha::detail::five_axes(v);
     mha::detail::each_row(five, [&](const auto* row) {
@@ -119,6 +128,17 @@ TEST(SavedWeights, HaveAScoreAndASink) {
   load_weights(mha::Safetensors(scratch.root() / "m"), "a", other);
   EXPECT_EQ(other.score().slope, 0.5f);
   EXPECT_EQ(other.sink().per_head(), (std::vector<float>{3, 4}));
+}
+
+/// A backend that sums the gradients of a score in memory of its own.
+struct FarTrainer : support::Far {
+  static constexpr bool sums_scores = true;
+};
+TEST(SavedWeights, HaveAScoreAndASinkOnADevice) {
+  const mha::Config c{.d_model = 8, .num_heads = 2};
+  using Layer = mha::MultiHeadAttention<float, FarTrainer, mha::AlibiSlopes, mha::Sink>;
+  check_round_trip(Layer(c, mha::AlibiSlopes({0.5f, 2}), mha::Sink({3, 4})),
+                   Layer(c, mha::AlibiSlopes({0, 0}), mha::Sink({0, 0})), 4);
 }
 
 TEST(SavedWeights, HaveNamesAndShapesOfOthers) {
@@ -255,6 +275,37 @@ TEST(SavedWeights, RefusedOnesChangeNothing) {
   const mha::Safetensors of_score(saved(scratch, scored));
   EXPECT_EQ(message_of<SafetensorsError>([&] { load_weights(of_score, "part", without); }),
             at + "tensor 'part.score.0' is there, but the part has none");
+}
+
+/// What a policy refuses is refused before the weights are written, and those that are packed stay so.
+TEST(SavedWeights, WithNumbersThatAPolicyRefusesChangeNothing) {
+  const Scratch scratch;
+  const mha::Config c{.d_model = 4, .num_heads = 2};
+  mha::MultiHeadAttention<float> without_policy(c);
+  randomize(without_policy);
+  const std::vector<float> wrong{0.25f, std::numeric_limits<float>::infinity()};
+  const auto refused = [&](auto to, const char* name) {
+    SafetensorsWriter writer;
+    save_weights(writer, "part", without_policy);
+    writer.add(name, mha::view(wrong.data(), 2));
+    writer.write(scratch.root() / "m");
+    const mha::Safetensors file(scratch.root() / "m");
+    const std::string fresh = message_of<mha::ShapeError>([&] { load_weights(file, "part", to); });
+    EXPECT_EQ(mha::detail::saved_count(to.parameters()), 0);
+    to.initialize(mha::XavierUniform{.seed = 1});
+    const auto before = numbers(to);
+    const std::size_t packed = to.packed_bytes();
+    EXPECT_GT(packed, 0u);
+    EXPECT_EQ(message_of<mha::ShapeError>([&] { load_weights(file, "part", to); }), fresh);
+    EXPECT_EQ(numbers(to), before);
+    EXPECT_EQ(to.packed_bytes(), packed);
+    return fresh;
+  };
+  EXPECT_EQ(refused(mha::MultiHeadAttention<float, mha::Cpu, mha::Sink>(c, mha::Sink({1, 2})), "part.sinks"),
+            "Sink: the logit of head 1 is inf, it must be below infinity");
+  EXPECT_EQ(
+      refused(mha::MultiHeadAttention<float, mha::Cpu, mha::AlibiSlopes>(c, mha::AlibiSlopes({1, 2})), "part.score.0"),
+      "AlibiSlopes: the slope of head 1 is inf, not finite");
 }
 
 TEST(SavedWeights, MustBeThere) {
