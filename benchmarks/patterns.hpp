@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <random>
 #include <string_view>
 #include <type_traits>
@@ -31,6 +33,24 @@ struct Sieve {
   bool operator()(int, int, int q, int k) const { return ((q + k) & 15) != 0; }
 };
 
+/// A table of the same pairs.
+class SieveTable {
+ public:
+  explicit SieveTable(int length) : length_(length), visible_(std::make_unique<bool[]>(pairs())) {
+    for (std::size_t i = 0; i < pairs(); ++i) {
+      const auto row = static_cast<int>(i / side()), key = static_cast<int>(i % side());
+      visible_[i] = Sieve{}(0, 0, row, key);
+    }
+  }
+  mha::Dense mask() const { return mha::Dense(mha::view(visible_.get(), length_, length_)); }
+
+ private:
+  std::size_t side() const { return static_cast<std::size_t>(length_); }
+  std::size_t pairs() const { return side() * side(); }
+  int length_;
+  std::unique_ptr<bool[]> visible_;
+};
+
 /// Causal blocks: the first, the query's own, the one before it and every fourth.
 inline mha::BlockSparse blocks(int length) {
   constexpr int side = 64;
@@ -45,7 +65,7 @@ inline mha::BlockSparse blocks(int length) {
 constexpr int unpadded(int length) { return static_cast<int>(1500LL * length / 2048); }
 
 inline constexpr std::array patterns = {"full",         "causal",  "window 256", "padding",
-                                        "block-sparse", "functor", "softcap"};
+                                        "block-sparse", "functor", "table",      "softcap"};
 
 /// f(mask, score) for the pattern of this name.
 template <class F> auto with_pattern(std::string_view name, int length, F&& f) {
@@ -54,6 +74,10 @@ template <class F> auto with_pattern(std::string_view name, int length, F&& f) {
   if (name == "window 256") return f(mha::SlidingWindow{.left = 255}, none);
   if (name == "block-sparse") return f(blocks(length), none);
   if (name == "functor") return f(Sieve{}, none);
+  if (name == "table") {
+    const SieveTable table(length);
+    return f(table.mask(), none);
+  }
   if (name == "softcap") return f(mha::Full{}, mha::SoftCap{30.0f});
   if (name == "padding") {
     const std::array<mha::Index, 1> lengths{unpadded(length)};

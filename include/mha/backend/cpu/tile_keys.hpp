@@ -8,7 +8,6 @@
 #include "../simd/few_rows_kernels.hpp"
 #include "../simd/product_kernel.hpp"
 #include "../simd/tile_lanes.hpp"
-#include "../simd/tile_policies.hpp"
 #include "tile_shape.hpp"
 
 namespace mha::inline MHA_NAMESPACE::detail::cpu {

@@ -9,7 +9,7 @@
 #include "../../core/dual.hpp"
 #include "../../policy/score_gradient.hpp"
 #include "isa.hpp"
-#include "tile_policies.hpp"
+#include "tile_lanes.hpp"
 #include "vector.hpp"
 
 namespace mha::inline MHA_NAMESPACE::detail::simd {

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <cstdint>
 #include <limits>
 #include <type_traits>
 #include <utility>
@@ -14,6 +13,7 @@
 #include "../../policy/score.hpp"
 #include "../../policy/score/additive_bias.hpp"
 #include "../backend.hpp"
+#include "hide_body.hpp"
 #include "isa.hpp"
 #include "tile_lanes.hpp"
 #include "transpose.hpp"
@@ -22,19 +22,6 @@
 /// Masks and scores on a tile of logits (keys, lanes) with queries in lanes: what every machine with such a tile
 /// shares. A policy is known to its own kernels alone; all other code is compiled once for all policies.
 namespace mha::inline MHA_NAMESPACE::detail::simd {
-
-/// Rows of one register of logits, each of a query and a key of its own: element i of row r is the pair
-/// (q[i] + r·q_step, k[i] + r·k_step) of head h of sequence b, at s + r·stride + i.
-template <class A> struct LogitPatch {
-  const void* policy;
-  A* s;
-  std::ptrdiff_t stride;
-  Index rows, b, h;
-  const Index* q;
-  const Index* k;
-  Index q_step, k_step;
-  A scale;  ///< of scores: from dot products to logits
-};
 
 // Queries in lanes and keys in lanes go through the same instructions, so that a pair's bits do not depend on which it
 // was: in two loops the compiler would hoist, and fuse, different parts of the user's expression. Policies are copied
@@ -62,11 +49,12 @@ template <class A, class S> struct ScoreBody {
   }
 };
 
-/// The same where a table of the sums' scalar or a narrower one is added. It is read in registers where it lies so,
-/// which takes far less time than a load for each pair. Always inlined, without optimization too, because the registers
-/// are those of the caller's instruction set.
+/// The same where a table of the sums' scalar, float or a narrower one is added. It is read in registers where it lies
+/// so, which takes far less time than a load for each pair. Always inlined, without optimization too, because the
+/// registers are those of the caller's instruction set.
 template <class A, class B>
-requires(std::is_same_v<Accumulator<B>, A>) struct ScoreBody<A, AdditiveBias<B>> {
+requires(std::is_same_v<Accumulator<B>, A> ||
+         std::is_same_v<Accumulator<B>, float>) struct ScoreBody<A, AdditiveBias<B>> {
   template <class Isa> MHA_ALWAYS_INLINE static void run(LogitPatch<A> p) {
     constexpr int W = Vector<A, Isa>::width;
     constexpr Index C = columns_at_once<vector_t<A, Isa>>;
@@ -146,23 +134,6 @@ requires(contains_bias<X> || contains_bias<Y>) struct ScoreBody<A, Chain<X, Y>> 
   }
 };
 
-/// s ← −∞ where the mask says hidden.
-template <class A, class M> struct HideBody {
-  template <class Isa> MHA_FLATTEN static void run(LogitPatch<A> p) {
-    using Flag = std::conditional_t<sizeof(A) == 4, std::int32_t, std::int64_t>;
-    constexpr int W = Vector<A, Isa>::width;
-    constexpr A hidden = -std::numeric_limits<A>::infinity();
-    LocalCopy<M> mask = *static_cast<const M*>(p.policy);
-    for (Index r = 0; r < p.rows; ++r) {
-      A* const s = p.s + r * p.stride;
-      const Index q = r * p.q_step, k = r * p.k_step;
-      Flag seen[std::size_t{W}];
-      for (int i = 0; i < W; ++i) seen[i] = mask(p.b, p.h, p.q[i] + q, p.k[i] + k);
-      for (int i = 0; i < W; ++i) s[i] = seen[i] != 0 ? s[i] : hidden;
-    }
-  }
-};
-
 /// The kernel of a policy at the level in use, and how a tile is cut into registers for it.
 template <class A> class PolicyKernel {
   static constexpr Index widest = 64 / sizeof(A);
@@ -230,6 +201,7 @@ template <class A> class AnyMask {
  public:
   template <class M> AnyMask(const M& mask, IsaLevel level) : mask_(&mask), tile_(tile_of<M>) {
     if constexpr (!std::is_same_v<M, Full>) hide_ = PolicyKernel<A>::template of<HideBody<A, M>>(level);
+    if constexpr (contains_table<M>) least_ = 64;
   }
 
   /// What the mask says of keys [begin, end).
@@ -250,6 +222,7 @@ template <class A> class AnyMask {
   /// s ← −∞ where the mask hides a pair of `keys`, asked `grain` keys at a time.
   void hide(const TileQueries& of, A* s, Index lanes, const KeyRange& keys, Index grain, Index apart = 1) const {
     if (keys.seen == TileVisibility::full) return;
+    grain = std::max(grain, least_);
     const Index whole = hide_.whole_registers(of.count, apart);
     for (Index begin = keys.begin; whole > 0 && begin < keys.end; begin += grain) {
       const Index end = std::min(begin + grain, keys.end);
@@ -264,7 +237,7 @@ template <class A> class AnyMask {
 
  private:
   template <class M> static TileVisibility tile_of(const void* mask, const TileQueries& of, Index begin, Index end) {
-    return tile(*static_cast<const M*>(mask), of.b, of.h, of.begin, of.begin + of.count, begin, end);
+    return tile_on_host(*static_cast<const M*>(mask), of, begin, end);
   }
 
   /// One query, or a register of them, whose first column is s.
@@ -282,6 +255,7 @@ template <class A> class AnyMask {
   const void* mask_;
   TileVisibility (*tile_)(const void*, const TileQueries&, Index, Index);
   PolicyKernel<A> hide_;
+  Index least_ = 1;  ///< keys to ask of at a time
 };
 
 /// The same for a score.

@@ -88,7 +88,7 @@ template <class V, std::size_t W> MHA_ALWAYS_INLINE void transpose(V (&r)[W]) {
 /// v = the half registers at `lower` and `upper`, of any alignment. Both come from memory, where joining costs no
 /// shuffle.
 template <class V> MHA_ALWAYS_INLINE void load_halves(V& v, const void* lower, const void* upper) {
-  typedef std::uint16_t Half __attribute__((vector_size(sizeof(V) / 2), aligned(2), may_alias));
+  typedef std::uint8_t Half __attribute__((vector_size(sizeof(V) / 2), aligned(1), may_alias));
   const Half &low = *static_cast<const Half*>(lower), &high = *static_cast<const Half*>(upper);
 #if MHA_WIDE_ASM
   // g++ would join them element by element, not knowing the registers of its caller yet.

@@ -21,7 +21,8 @@ concept TableOfBool = ViewableOfRank<T, 2, 3, 4> &&(std::is_same_v<ScalarOf<T>, 
 ///
 /// Shapes    (Lq, Lk), (H, Lq, Lk) or (B, H, Lq, Lk); an axis of extent 1 is repeated. Rows are the call's queries.
 ///           One table for each sequence is mha::view(p, B, 1, Lq, Lk): three axes would be heads.
-/// Cost      no classification: every tile is tested pair by pair
+/// Cost      on a processor a tile is classified by its bytes, where keys or queries lie side by side; on a GPU every
+///           tile is tested pair by pair
 /// Errors    ShapeError if an axis is neither 1 nor the call's
 /// Memory    `memory` says where the table lies; of a bare view it is to be set if that is a device
 struct Dense {

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstddef>
 #include <limits>
+#include <type_traits>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -194,6 +195,7 @@ template <class T, class B> void adds_its_numbers_to_a_pair_the_same_in_every_ti
 TYPED_TEST(TilePolicies, ATableAddsItsNumbersToAPairTheSameInEveryTile) {
   adds_its_numbers_to_a_pair_the_same_in_every_tile<TypeParam, TypeParam>();
   adds_its_numbers_to_a_pair_the_same_in_every_tile<TypeParam, mha::bfloat16>();
+  if constexpr (std::is_same_v<TypeParam, double>) adds_its_numbers_to_a_pair_the_same_in_every_tile<double, float>();
 }
 
 TYPED_TEST(TilePolicies, TrimsHiddenKeysInWholeGrains) {
