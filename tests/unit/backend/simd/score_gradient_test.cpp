@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <mha/backend/simd/score_gradient.hpp>
+#include <mha/core/view.hpp>
 
 #include "levels.hpp"
 
