@@ -7,6 +7,7 @@
 
 #include <mha/backend/simd/score_gradient.hpp>
 #include <mha/core/view.hpp>
+#include <mha/policy/score/additive_bias.hpp>
 
 #include "levels.hpp"
 
