@@ -8,6 +8,7 @@
 
 #include <mha/backend/backend.hpp>
 #include <mha/backend/cpu/tile_keys.hpp>
+#include <mha/backend/simd/tile_policies.hpp>
 #include <mha/core/tensor.hpp>
 
 #include "random.hpp"

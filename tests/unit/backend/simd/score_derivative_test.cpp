@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <mha/backend/simd/score_derivative.hpp>
+#include <mha/core/tensor.hpp>
 #include <mha/policy/score/additive_bias.hpp>
 #include <mha/policy/score/alibi.hpp>
 #include <mha/policy/score/relative_bias.hpp>

@@ -6,6 +6,8 @@
 #include <gtest/gtest.h>
 
 #include <mha/backend/simd/score_gradient.hpp>
+#include <mha/core/view.hpp>
+#include <mha/policy/score/additive_bias.hpp>
 
 #include "levels.hpp"
 
