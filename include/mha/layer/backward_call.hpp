@@ -294,6 +294,9 @@ template <class B, class... Extra> constexpr void check_score_destinations() {
 template <class E>
 using BesideTape = std::conditional_t<CallTapeArgument<E> || MemoryArgument<E> || LayerStepArgument<E>, Full, E>;
 
+/// Whether what follows x has no step of a cache but as the first.
+template <class First, class... Rest> constexpr bool is_step_first = !(LayerStepArgument<Rest> || ...);
+
 /// The sentences for a call that records: layer(x, tape, …).
 template <class T, class B, class X, class... Extra> constexpr bool check_recording() {
   check_memory_of<B, std::remove_cvref_t<X>>();
@@ -302,11 +305,15 @@ template <class T, class B, class X, class... Extra> constexpr bool check_record
   static_assert(sources,
                 "mha: a call on a tape reads what a temporary project_memory() returned, which would be gone before "
                 "the backward pass reads it again: name it first (see mha/layer/tape.hpp)");
+  constexpr bool step_first = is_step_first<Extra...>;
+  static_assert(step_first,
+                "mha: the step of a cache comes next to x, in the place of a memory: layer(x, step[i], tape) (see "
+                "mha/layer/cache_step.hpp)");
   constexpr bool in_order = !(PositionsArgument<Extra> || ...);
   static_assert(in_order,
                 "mha: a tape keeps no Positions: rows of a call that is recorded follow each other, from an Origin on "
                 "(see mha/positions.hpp)");
-  if constexpr (rows && sources && in_order && check_call_recording<LayerTape<T, B>, Extra...>()) {
+  if constexpr (rows && sources && step_first && in_order && check_call_recording<LayerTape<T, B>, Extra...>()) {
     check_layer_arguments<BesideTape<Extra>...>();
     return true;
   }

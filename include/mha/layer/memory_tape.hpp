@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "../backend/backend.hpp"
@@ -30,9 +31,28 @@ template <class T, class B> class MemoryTape {
 
   MemoryTape() = default;
   MemoryTape(const MemoryTape&) = delete;
-  MemoryTape(MemoryTape&&) = default;
+  MemoryTape(MemoryTape&& other) noexcept
+      : version_(std::exchange(other.version_, 0)),
+        memory_(other.memory_),
+        key_before_norm_(other.key_before_norm_),
+        arrays_(std::move(other.arrays_)),
+        offsets_(std::move(other.offsets_)),
+        positions_(std::move(other.positions_)),
+        position_(other.position_),
+        longest_(other.longest_) {}
   MemoryTape& operator=(const MemoryTape&) = delete;
-  MemoryTape& operator=(MemoryTape&&) = default;
+  MemoryTape& operator=(MemoryTape&& other) noexcept {
+    if (this == &other) return *this;
+    version_ = std::exchange(other.version_, 0);
+    memory_ = other.memory_;
+    key_before_norm_ = other.key_before_norm_;
+    arrays_ = std::move(other.arrays_);
+    offsets_ = std::move(other.offsets_);
+    positions_ = std::move(other.positions_);
+    position_ = other.position_;
+    longest_ = other.longest_;
+    return *this;
+  }
   ~MemoryTape() = default;
 
   /// Whether a call has been recorded.

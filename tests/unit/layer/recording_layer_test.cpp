@@ -170,6 +170,41 @@ TEST(RecordedSteps, OfARingThatHasDroppedSome) {
   expect_step(layer, mha::Ring{.left = 3, .rows = 4}, {4, 1}, {4, 2}, false, mha::SlidingWindow{.left = 3});
 }
 
+/// Both branches have a row at position 2, which another row of the same branch attends to.
+TEST(RecordedSteps, OfBranchesThatEachHaveSeveral) {
+  Exact<mha::GroupedQuery<mha::Dynamic>, mha::Causal> layer(sizes);
+  draw(layer, "branches");
+  Rows x[5];
+  for (std::size_t i = 0; i < 5; ++i) x[i] = random_rows("branch " + std::to_string(i), 1, i == 0 ? 2 : 1, 6);
+  const Rows dy = random_rows("branch dy", 1, 2, 6), one = random_rows("branch row dy", 1, 1, 6);
+  std::vector<decltype(layer.tape())> tapes(5);
+  const auto loss = [&] {
+    auto cache = mha::make_cache(layer, mha::Paged{.pages = 8, .length = 16, .page = 16}, {.sequences = 3});
+    const mha::SequenceId shared = cache.add();
+    double sum = 0;
+    const auto go_on = [&](mha::SequenceId of, std::size_t i) {
+      auto step = cache.step(of, x[i].extent(1));
+      sum += inner(i == 0 ? dy : one, layer(x[i], step[0], tapes[i]));
+      step.commit();
+    };
+    go_on(shared, 0);
+    for (std::size_t i = 1; i < 5; i += 2) {
+      const mha::SequenceId branch = cache.fork(shared);
+      go_on(branch, i);
+      go_on(branch, i + 1);
+    }
+    return sum;
+  };
+  static_cast<void>(loss());
+  auto g = layer.gradients();
+  auto d = layer.key_value_gradients(1, 4);
+  Rows dx[5];
+  for (std::size_t i = 5; i-- > 0;) dx[i] = layer.backward(i == 0 ? dy : one, tapes[i], g, d);
+  for (const double left : d.key) EXPECT_EQ(left, 0) << "a call has taken it";
+  for (std::size_t i = 0; i < 5; ++i) expect_rows(x[i].data(), dx[i].data(), x[i].size(), loss);
+  expect_parameters(layer, g, loss);
+}
+
 TEST(RecordedMemory, HasTheGradientsOfEveryCallThatAttendsToIt) {
   mha::Config c = sizes;
   c.kv_model = 5;
