@@ -165,7 +165,8 @@ template <class A> struct KeyGradientItems {
     const Index i = k - queries.first[b];
     if (queries.offsets != nullptr && i >= queries.offsets[b + 1] - queries.offsets[b]) return;
     A& y = queries.offsets != nullptr ? own(0, queries.offsets[b] + i, g, d) : own(b, i, g, d);
-    y = adds ? x + std::exchange(others(b, k, g, d), A(0)) : x;
+    y = adds ? x + others(b, k, g, d) : x;
+    if (adds) others(b, k, g, d) = A(0);
   }
 };
 

@@ -314,7 +314,9 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Reco
                                                           key, value);
     if (gradients != nullptr) detail::require_gradients("backward", detail::shapes_of(*gradients), shapes());
     const auto numbers = detail::memory_of_given(gradients);
-    detail::require_apart("d_memory", d_memory.to, memory, Rows{}, numbers);
+    detail::require_apart("d_memory", d_memory.to, Rows{}, Rows{}, numbers);
+    detail::require(!detail::share_elements(d_memory.to, memory), "backward: d_memory overlaps the memory");
+    detail::require(!detail::may_overlap(memory, numbers), "backward: the memory overlaps the gradients");
     detail::require_apart_from_parameters("d_memory", detail::footprint(d_memory.to), parameters_.views());
     for (const auto& view : {key, value})
       detail::require(!detail::share_bytes(detail::footprint(d_memory.to), detail::footprint(view)),

@@ -368,7 +368,7 @@ TEST(RecordedMemory, RefusesWhatDoesNotFitAndChangesNothing) {
             "backward: the KeyValueGradients' keys have 3 positions, but the longest sequence of the memory has 4");
   Rows wrong(1, 5, 6);
   EXPECT_EQ(refusal(d, mha::into(wrong)), "backward: memory has length 4 but d_memory has length 5");
-  EXPECT_EQ(refusal(d, mha::into(memory)), "backward: d_memory overlaps x");
+  EXPECT_EQ(refusal(d, mha::into(memory)), "backward: d_memory overlaps the memory");
   EXPECT_EQ(refusal(d), "");
   layer.update([](auto& p) { p.flat()[0] += 1; });
   EXPECT_EQ(refusal(d),
