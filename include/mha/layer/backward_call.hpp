@@ -149,10 +149,9 @@ void require_key_values_to(const RecordedTensors<T>& recorded, const KeyValuesTo
   const bool takes = recorded.keys == KeysFrom::cache || recorded.keys == KeysFrom::projection;
   require(takes || !(to.wanted() || to.stops), "backward: ", to.stops ? "StopGradient is" : "KeyValueGradients are",
           " given, but the call on the tape made its keys and values itself");
-  require(!recorded.earlier || to.wanted() || to.stops,
-          "backward: the call on the tape attended to keys and values that it did not make: give the "
-          "KeyValueGradients that theirs are added to, layer.key_value_gradients(…), or mha::StopGradient{}, which "
-          "takes them as constants");
+  require(!recorded.shared || to.wanted() || to.stops,
+          "backward: the call on the tape shares keys and values with other calls: give the KeyValueGradients that go "
+          "from call to call, layer.key_value_gradients(…), or mha::StopGradient{}, with which none do");
   if (!to.wanted()) return;
   const TensorView<const T, 4>& keys = recorded.key;
   const Borrowed<Index>& offsets = recorded.key_offsets;
@@ -294,6 +293,9 @@ template <class B, class... Extra> constexpr void check_score_destinations() {
 template <class E>
 using BesideTape = std::conditional_t<CallTapeArgument<E> || MemoryArgument<E> || LayerStepArgument<E>, Full, E>;
 
+/// Whether what follows x has no step of a cache but as the first.
+template <class First, class... Rest> constexpr bool is_step_first = !(LayerStepArgument<Rest> || ...);
+
 /// The sentences for a call that records: layer(x, tape, …).
 template <class T, class B, class X, class... Extra> constexpr bool check_recording() {
   check_memory_of<B, std::remove_cvref_t<X>>();
@@ -302,7 +304,11 @@ template <class T, class B, class X, class... Extra> constexpr bool check_record
   static_assert(sources,
                 "mha: a call on a tape reads what a temporary project_memory() returned, which would be gone before "
                 "the backward pass reads it again: name it first (see mha/layer/tape.hpp)");
-  if constexpr (rows && sources && check_call_recording<LayerTape<T, B>, Extra...>()) {
+  constexpr bool step_first = is_step_first<Extra...>;
+  static_assert(step_first,
+                "mha: the step of a cache comes next to x, in the place of a memory: layer(x, step[i], tape) (see "
+                "mha/layer/cache_step.hpp)");
+  if constexpr (rows && sources && step_first && check_call_recording<LayerTape<T, B>, Extra...>()) {
     check_layer_arguments<BesideTape<Extra>...>();
     return true;
   }

@@ -17,8 +17,8 @@ namespace mha::inline MHA_NAMESPACE {
 
 /// The gradients of keys and values that calls attended to and did not make: those of a cache's earlier rows, or of
 /// project_memory(). layer.backward(dy, tape, …, d) adds to them what its call adds; of a call with a step of a cache
-/// it first takes what later calls have left for the step's own rows, so that calls that followed each other are
-/// differentiated as one, the last first.
+/// it first takes what later calls have left for the step's own rows, which are 0 then, so that calls that followed
+/// each other are differentiated as one, the last first, also where several went on from the same rows.
 ///
 ///   auto d = layer.key_value_gradients(sequences, length);  // all 0
 ///   for (std::size_t i = chunks; i-- > 0;) layer.backward(dy[i], tape[i], gradients, d, mha::into(dx[i]));
@@ -62,8 +62,8 @@ template <class A, class B> class KeyValueGradients {
   B backend_;
 };
 
-/// Keys and values that a call attended to and did not make are taken as constants: layer.backward(dy, tape, …,
-/// mha::StopGradient{}).
+/// No gradients go from call to call: keys and values that a call attended to and did not make are taken as constants,
+/// and nobody asked anything of its own, layer.backward(dy, tape, …, mha::StopGradient{}).
 struct StopGradient {};
 
 namespace detail {
@@ -111,8 +111,8 @@ void require_key_value_gradients(const char* of, Index sequences, Index length, 
 }
 
 /// Hands the gradients of all keys and values of a call on: those of its own rows, and what later calls added to them,
-/// to where those of the rows are; the others are added to to_key and to_value, if these have data. Rows are those of
-/// the longest sequence in every sequence and head.
+/// to where those of the rows are, and leaves 0 there; the others are added to to_key and to_value, if these have data.
+/// Rows are those of the longest sequence in every sequence and head.
 ///
 /// Shapes    all_key, all_value (B, Lk, Hkv, ·), or with key offsets (1, ΣLk, Hkv, ·)  key, value as x is: (B, n, Hkv,
 ///           ·), or with offsets in `queries` (1, Σn, Hkv, ·); null data if the call made none
@@ -166,6 +166,7 @@ template <class A> struct KeyGradientItems {
     if (queries.offsets != nullptr && i >= queries.offsets[b + 1] - queries.offsets[b]) return;
     A& y = queries.offsets != nullptr ? own(0, queries.offsets[b] + i, g, d) : own(b, i, g, d);
     y = adds ? x + others(b, k, g, d) : x;
+    if (adds) others(b, k, g, d) = A(0);
   }
 };
 

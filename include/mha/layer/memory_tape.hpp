@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "../backend/backend.hpp"
@@ -30,42 +31,52 @@ template <class T, class B> class MemoryTape {
 
   MemoryTape() = default;
   MemoryTape(const MemoryTape&) = delete;
-  MemoryTape(MemoryTape&&) = default;
+  MemoryTape(MemoryTape&& other) noexcept : call_(std::exchange(other.call_, {})), arrays_(std::move(other.arrays_)) {}
   MemoryTape& operator=(const MemoryTape&) = delete;
-  MemoryTape& operator=(MemoryTape&&) = default;
+  MemoryTape& operator=(MemoryTape&& other) noexcept {
+    call_ = std::exchange(other.call_, {});
+    arrays_ = std::move(other.arrays_);
+    return *this;
+  }
   ~MemoryTape() = default;
 
   /// Whether a call has been recorded.
-  bool recorded() const { return version_ != 0; }
+  bool recorded() const { return call_.version != 0; }
 
  private:
   template <class, Backend, class> friend class RecordingLayer;
   template <class, Backend, class> friend class TrainableLayer;
 
-  void record(const TensorView<const T, 3>& memory, const RowPositions& at, std::uint64_t version) {
-    memory_ = memory;
-    offsets_.clear();
-    positions_.clear();
-    const Index sequences = at.offsets != nullptr ? at.sequences : memory.extent[0];
-    if (at.offsets != nullptr) offsets_.assign(at.offsets, at.offsets + sequences + 1);
-    if (at.first.each != nullptr) positions_.assign(at.first.each, at.first.each + sequences);
-    position_ = at.first.all;
-    longest_ = at.offsets != nullptr ? at.longest : memory.extent[1];
-    version_ = version;
-  }
-  Index sequences() const { return offsets_.empty() ? memory_.extent[0] : static_cast<Index>(offsets_.size()) - 1; }
-  /// Where its rows stand, on the host.
-  RowPositions positions() const {
-    return {positions_.empty() ? Origins(position_) : Origins(positions_.data()),
-            offsets_.empty() ? nullptr : offsets_.data(), sequences(), longest_};
+  struct Call {
+    std::uint64_t version = 0;  ///< of the weights; none has 0
+    TensorView<const T, 3> memory{};
+    TensorView<const T, 4> key_before_norm{};
+    std::vector<Index> offsets{}, positions{};
+    Index position = 0, longest = 0;
+
+    Index sequences() const { return offsets.empty() ? memory.extent[0] : static_cast<Index>(offsets.size()) - 1; }
+    /// Where its rows stand, on the host.
+    RowPositions rows() const {
+      return {positions.empty() ? Origins(position) : Origins(positions.data()),
+              offsets.empty() ? nullptr : offsets.data(), sequences(), longest};
+    }
+  };
+
+  void record(const TensorView<const T, 3>& memory, const TensorView<const T, 4>& key_before_norm,
+              const RowPositions& at, std::uint64_t version) {
+    call_.memory = memory;
+    call_.key_before_norm = key_before_norm;
+    call_.offsets.clear();
+    call_.positions.clear();
+    if (at.offsets != nullptr) call_.offsets.assign(at.offsets, at.offsets + at.sequences + 1);
+    if (at.first.each != nullptr) call_.positions.assign(at.first.each, at.first.each + at.sequences);
+    call_.position = at.first.all;
+    call_.longest = at.longest;
+    call_.version = version;
   }
 
-  std::uint64_t version_ = 0;  // of the weights; none has 0
-  TensorView<const T, 3> memory_{};
-  TensorView<const T, 4> key_before_norm_{};
+  Call call_;
   detail::KeptArrays<T, B> arrays_;
-  std::vector<Index> offsets_, positions_;
-  Index position_ = 0, longest_ = 0;
 };
 
 namespace detail {

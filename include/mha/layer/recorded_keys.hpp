@@ -22,7 +22,7 @@ template <class T> struct RecordedKeys {
   KeysFrom from;
   TensorView<const T, 4> key, value;
   RecordedLists lists{};
-  bool earlier = false;        ///< whether some were not made in the call
+  bool shared = false;         ///< whether other calls attend to them too
   GatheredRows<T> gathered{};  ///< of a cache: to be written; offsets, if any, of a projection too
 
   /// The call's options with the lists in place of the step's.
@@ -49,11 +49,10 @@ RecordedKeys<T> recorded_keys(KeysFrom from, const Made& made, [[maybe_unused]] 
             "true}");
     const GatheredAxes axes = gathered_axes("layer", source, options.ragged.has_value());
     const GatheredRows<T> rows = gathered_rows<T>("layer", source, axes, kept);
-    RecordedKeys<T> keys{from, rows.key, rows.value, {}, false, rows};
+    RecordedKeys<T> keys{from, rows.key, rows.value, {}, true, rows};
     const auto offsets = memory.offsets(), positions = memory.positions();
     keys.lists.query_offsets.assign(offsets.begin(), offsets.end());
     keys.lists.positions.assign(positions.begin(), positions.end());
-    for (const Index position : positions) keys.earlier = keys.earlier || position > 0;
     if (axes.side_by_side) {
       keys.lists.key_offsets.resize(positions.size() + 1);
       list_key_offsets(source, keys.lists.key_offsets.data());

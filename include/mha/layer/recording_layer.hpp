@@ -101,15 +101,15 @@ template <class T, Backend B, class Policies> class RecordingLayer : public Laye
     } else {
       require_trainable("project_memory");
       const auto keep = [&](auto& scope, const Rows& rows, const RowPositions& at, const auto& keys) {
-        tape.version_ = 0;
+        tape.call_.version = 0;
         typename detail::KeptArrays<T, B>::Draft kept(tape.arrays_, scope.backend, "project_memory");
+        TensorView<T, 4> before{};
         if constexpr (Policies::Norm::has_weights) {
-          const TensorView<T, 4> to = detail::take_like<T>(kept, keys);
+          before = detail::take_like<T>(kept, keys);
           kept.keep();
-          scope.items(detail::copy_items(keys, to));
-          tape.key_before_norm_ = to;
+          scope.items(detail::copy_items(keys, before));
         }
-        tape.record(rows, at, parameters_.version());
+        tape.record(rows, before, at, parameters_.version());
       };
       return this->made_of(memory, keep, extra...);
     }
@@ -221,7 +221,7 @@ template <class T, Backend B, class Policies> class RecordingLayer : public Laye
                       made.q_before_norm,
                       made.key_before_norm,
                       keys.gathered.offsets,
-                      keys.earlier,
+                      keys.shared,
                       positions};
     tape.lists_ = std::move(keys.lists);
 

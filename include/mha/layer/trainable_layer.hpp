@@ -168,7 +168,7 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Reco
       Workspace& workspace = detail::workspace_or(own, extra...);
       Gradients* const gradients = detail::find_gradients<Gradients>(extra...);
       return detail::gradient_of_rows<Rows, T>(
-          backend, tape.memory_, config_.kv_model,
+          backend, tape.call_.memory, config_.kv_model,
           [&](const auto& d_memory) { back_memory(d, tape, gradients, d_memory, backend, workspace); }, extra...);
     }
   }
@@ -297,17 +297,17 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Reco
   MHA_NO_INLINE void back_memory(const KeyValueGradients& d, const MemoryTape<T, B>& tape, Gradients* gradients,
                                  const detail::RowGradient<T>& d_memory, const B& backend, Workspace& workspace) const {
     const Config& c = config_;
-    const Rows& memory = tape.memory_;
+    const Rows& memory = tape.call_.memory;
     detail::require(tape.recorded(),
                     "backward: nothing was recorded on the tape: call project_memory(memory, tape) "
                     "first");
-    detail::require(tape.version_ == parameters_.version(),
+    detail::require(tape.call_.version == parameters_.version(),
                     "backward: the tape was recorded with other weights: by another layer, or before this one's last "
                     "update() or borrow()");
     require_trainable("backward");
     detail::require_gradient_rows("memory", memory, "d_memory", d_memory.to, c.kv_model);
     const auto key = d.key.view(), value = d.value.view();
-    const RowPositions here = tape.positions();
+    const RowPositions here = tape.call_.rows();
     const Index rows[] = {memory.extent[0], memory.extent[1]};
     const detail::HeadSizes k{c.num_kv_heads, c.head_dim}, v{c.num_kv_heads, c.value_dim};
     detail::CallScope<B> scope(backend, workspace);
@@ -316,7 +316,9 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Reco
                                                           key, value);
     if (gradients != nullptr) detail::require_gradients("backward", detail::shapes_of(*gradients), shapes());
     const auto numbers = detail::memory_of_given(gradients);
-    detail::require_apart("d_memory", d_memory.to, memory, Rows{}, numbers);
+    detail::require_apart("d_memory", d_memory.to, Rows{}, Rows{}, numbers);
+    detail::require(!detail::share_elements(d_memory.to, memory), "backward: d_memory overlaps the memory");
+    detail::require(!detail::may_overlap(memory, numbers), "backward: the memory overlaps the gradients");
     detail::require_apart_from_parameters("d_memory", detail::footprint(d_memory.to), parameters_.views());
     for (const auto& view : {key, value})
       detail::require(!detail::share_bytes(detail::footprint(d_memory.to), detail::footprint(view)),
@@ -331,7 +333,7 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Reco
     detail::RecordedTensors<T> recorded;
     recorded.keys = detail::KeysFrom::memory;
     recorded.memory = memory;
-    recorded.key_before_norm = tape.key_before_norm_;
+    recorded.key_before_norm = tape.call_.key_before_norm;
     const auto w = products_.readable(backend, parameters_.views(), parameters_.packed_only(),
                                       parameters_.layout(static_cast<const T*>(nullptr)), scope.frame);
     detail::BackwardTensors<T> tensors{recorded, {}, {}, d_memory, {}, {}, {}, own[0], own[1]};

@@ -9,7 +9,7 @@ TEST(RecordedTensors, AreOfNoCallAtFirst) {
   const mha::detail::RecordedTensors<float> recorded;
   EXPECT_EQ(recorded.keys, mha::detail::KeysFrom::x);
   EXPECT_TRUE(recorded.made_keys());
-  EXPECT_FALSE(recorded.earlier);
+  EXPECT_FALSE(recorded.shared);
   EXPECT_EQ(recorded.x.data, nullptr);
   EXPECT_EQ(recorded.q_before_norm.data, nullptr);
 }

@@ -73,9 +73,9 @@ TEST(KeyGradientItems, TakeTheRowsOfTheCallAndLeaveTheOthers) {
       for (Index i = 0; i < 2; ++i) EXPECT_EQ(c.key(0, i, g, d), c.all_key(0, 3 + i, g, d) + before(0, 3 + i, g, d));
       for (Index i = 0; i < 3; ++i) EXPECT_EQ(c.key(0, 2 + i, g, d), c.all_key(0, 5 + i, g, d) + before(1, i, g, d));
       for (Index k = 0; k < 6; ++k) {
-        const float added = k < 3 ? c.all_key(0, k, g, d) : 0;
-        EXPECT_EQ(c.later_key(0, k, g, d), before(0, k, g, d) + added) << k;
-        EXPECT_EQ(c.later_key(1, k, g, d), before(1, k, g, d)) << k;
+        const float left = k < 3 ? before(0, k, g, d) + c.all_key(0, k, g, d) : k < 5 ? 0 : before(0, k, g, d);
+        EXPECT_EQ(c.later_key(0, k, g, d), left) << k;
+        EXPECT_EQ(c.later_key(1, k, g, d), k < 3 ? 0 : before(1, k, g, d)) << k;
       }
     }
 }

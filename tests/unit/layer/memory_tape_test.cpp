@@ -23,6 +23,10 @@ TEST(MemoryTape, HasNothingBeforeACallAndMovesWhatItHas) {
   EXPECT_TRUE(tape.recorded());
   auto moved = std::move(tape);
   EXPECT_TRUE(moved.recorded());
+  EXPECT_FALSE(tape.recorded());  // NOLINT: what it had is gone
+  tape = std::move(moved);
+  EXPECT_FALSE(moved.recorded());  // NOLINT
+  moved = std::move(tape);
   auto d = layer.key_value_gradients(1, 3);
   const auto d_memory = layer.backward(d, moved);
   EXPECT_EQ(d_memory.extent(0), 1);

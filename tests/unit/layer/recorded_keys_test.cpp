@@ -32,7 +32,7 @@ TEST(RecordedKeys, OfAStepOutliveIt) {
     mha::detail::take_step(part, 1, given);
     return mha::detail::recorded_keys<float>(KeysFrom::cache, made, part, part.source(), given, frame);
   }();
-  EXPECT_TRUE(keys.earlier);
+  EXPECT_TRUE(keys.shared);
   EXPECT_EQ(keys.lists.query_offsets, (std::vector<Index>{0, 1, 3}));
   EXPECT_EQ(keys.lists.positions, (std::vector<Index>{3, 0}));
   EXPECT_EQ(keys.lists.key_offsets, (std::vector<Index>{0, 4, 6}));
@@ -63,14 +63,14 @@ TEST(RecordedKeys, AreNoneOfAStepThatMayBeReplayed) {
             "true}");
 }
 
-TEST(RecordedKeys, OfTheCallsOwnRowsAreNoEarlierOnes) {
+TEST(RecordedKeys, OfTheCallsOwnRowsAreSharedWithNoOther) {
   mha::Tensor<float, 4> key(1, 3, 2, 4);
   mha::detail::Projected<float> made;
   made.key = made.value = std::as_const(key).view();
   int nothing = 0;
   const auto keys = mha::detail::recorded_keys<float>(KeysFrom::x, made, mha::TensorView<const float, 3>{}, nothing,
                                                       mha::detail::CallOptions<float>{}, nothing);
-  EXPECT_FALSE(keys.earlier);
+  EXPECT_FALSE(keys.shared);
   EXPECT_EQ(keys.key.data, key.data());
   EXPECT_EQ(keys.gathered.offsets.data, nullptr);
 }

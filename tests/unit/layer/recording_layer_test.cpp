@@ -177,6 +177,41 @@ TEST(RecordedSteps, OfARingThatHasDroppedSome) {
   expect_step(layer, mha::Ring{.left = 3, .rows = 4}, {4, 1}, {4, 2}, false, mha::SlidingWindow{.left = 3});
 }
 
+/// Both branches have a row at position 2, which another row of the same branch attends to.
+TEST(RecordedSteps, OfBranchesThatEachHaveSeveral) {
+  Exact<mha::GroupedQuery<mha::Dynamic>, mha::Causal> layer(sizes);
+  draw(layer, "branches");
+  Rows x[5];
+  for (std::size_t i = 0; i < 5; ++i) x[i] = random_rows("branch " + std::to_string(i), 1, i == 0 ? 2 : 1, 6);
+  const Rows dy = random_rows("branch dy", 1, 2, 6), one = random_rows("branch row dy", 1, 1, 6);
+  std::vector<decltype(layer.tape())> tapes(5);
+  const auto loss = [&] {
+    auto cache = mha::make_cache(layer, mha::Paged{.pages = 8, .length = 16, .page = 16}, {.sequences = 3});
+    const mha::SequenceId shared = cache.add();
+    double sum = 0;
+    const auto go_on = [&](mha::SequenceId of, std::size_t i) {
+      auto step = cache.step(of, x[i].extent(1));
+      sum += inner(i == 0 ? dy : one, layer(x[i], step[0], tapes[i]));
+      step.commit();
+    };
+    go_on(shared, 0);
+    for (std::size_t i = 1; i < 5; i += 2) {
+      const mha::SequenceId branch = cache.fork(shared);
+      go_on(branch, i);
+      go_on(branch, i + 1);
+    }
+    return sum;
+  };
+  static_cast<void>(loss());
+  auto g = layer.gradients();
+  auto d = layer.key_value_gradients(1, 4);
+  Rows dx[5];
+  for (std::size_t i = 5; i-- > 0;) dx[i] = layer.backward(i == 0 ? dy : one, tapes[i], g, d);
+  for (const double left : d.key) EXPECT_EQ(left, 0) << "a call has taken it";
+  for (std::size_t i = 0; i < 5; ++i) expect_rows(x[i].data(), dx[i].data(), x[i].size(), loss);
+  expect_parameters(layer, g, loss);
+}
+
 TEST(RecordedMemory, HasTheGradientsOfEveryCallThatAttendsToIt) {
   mha::Config c = sizes;
   c.kv_model = 5;
@@ -278,10 +313,10 @@ TEST(RecordedSteps, RefuseWhatDoesNotFitAndChangeNothing) {
   const auto refusal = [&](auto&... extra) {
     return message_of([&] { static_cast<void>(layer.backward(dy, tape, g, extra...)); });
   };
-  EXPECT_EQ(refusal(),
-            "backward: the call on the tape attended to keys and values that it did not make: give the "
-            "KeyValueGradients that theirs are added to, layer.key_value_gradients(…), or mha::StopGradient{}, which "
-            "takes them as constants");
+  EXPECT_EQ(
+      refusal(),
+      "backward: the call on the tape shares keys and values with other calls: give the KeyValueGradients that go "
+      "from call to call, layer.key_value_gradients(…), or mha::StopGradient{}, with which none do");
   EXPECT_EQ(refusal(more), "backward: the call on the tape has batch 1 but the KeyValueGradients' keys has batch 2");
   EXPECT_EQ(refusal(shorter),
             "backward: the KeyValueGradients' keys have 6 positions, but the longest sequence of the call on the tape "
@@ -340,7 +375,7 @@ TEST(RecordedMemory, RefusesWhatDoesNotFitAndChangesNothing) {
             "backward: the KeyValueGradients' keys have 3 positions, but the longest sequence of the memory has 4");
   Rows wrong(1, 5, 6);
   EXPECT_EQ(refusal(d, mha::into(wrong)), "backward: memory has length 4 but d_memory has length 5");
-  EXPECT_EQ(refusal(d, mha::into(memory)), "backward: d_memory overlaps x");
+  EXPECT_EQ(refusal(d, mha::into(memory)), "backward: d_memory overlaps the memory");
   EXPECT_EQ(refusal(d), "");
   layer.update([](auto& p) { p.flat()[0] += 1; });
   EXPECT_EQ(refusal(d),
