@@ -76,7 +76,7 @@ template <class T> struct RecordedTensors {
   TensorView<const T, 3> x{}, memory{};
   TensorView<const T, 4> q{}, key{}, value{}, heads{}, q_before_norm{}, key_before_norm{};
   Borrowed<Index> key_offsets{};
-  bool earlier = false;         ///< whether there are keys that the call did not make
+  bool shared = false;          ///< whether other calls attend to the keys too
   Borrowed<Index> positions{};  ///< of the rows of x, the call's own; null data if rows follow each other
 
   bool made_keys() const { return keys != KeysFrom::projection; }
