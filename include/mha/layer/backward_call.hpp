@@ -126,9 +126,9 @@ template <class E, class... Rest> ScoreTo find_score_gradient(const E& first, co
 template <class A> constexpr KeyValuesTo<A> find_key_values_to() { return {}; }
 template <class A, class E, class... Rest> constexpr KeyValuesTo<A> find_key_values_to(E& first, Rest&... rest) {
   if constexpr (KeyValueGradientsArgument<E>)
-    return {first.key.view(), first.value.view()};
+    return {first.key.view(), first.value.view(), true};
   else if constexpr (StopGradientArgument<E>)
-    return {{}, {}, true};
+    return {{}, {}, false, true};
   else
     return find_key_values_to<A>(rest...);
 }
@@ -147,12 +147,12 @@ template <class T, class... Extra> BesideGradients<T> find_beside_gradients(Extr
 template <class T>
 void require_key_values_to(const RecordedTensors<T>& recorded, const KeyValuesTo<Accumulator<T>>& to) {
   const bool takes = recorded.keys == KeysFrom::cache || recorded.keys == KeysFrom::projection;
-  require(takes || !(to.wanted() || to.stops), "backward: ", to.stops ? "StopGradient is" : "KeyValueGradients are",
+  require(takes || !(to.given || to.stops), "backward: ", to.stops ? "StopGradient is" : "KeyValueGradients are",
           " given, but the call on the tape made its keys and values itself");
-  require(!recorded.shared || to.wanted() || to.stops,
+  require(!recorded.shared || to.given || to.stops,
           "backward: the call on the tape shares keys and values with other calls: give the KeyValueGradients that go "
           "from call to call, layer.key_value_gradients(…), or mha::StopGradient{}, with which none do");
-  if (!to.wanted()) return;
+  if (!to.given) return;
   const TensorView<const T, 4>& keys = recorded.key;
   const Borrowed<Index>& offsets = recorded.key_offsets;
   const Index sequences = offsets.data != nullptr ? offsets.size - 1 : keys.extent[0];

@@ -45,12 +45,11 @@ enum class KeysFrom : unsigned char {
   projection  ///< of project_memory(), made earlier
 };
 
-/// Where the gradients of a call's keys and values go that it did not make; null data: nowhere.
+/// Where the gradients of a call's keys and values go that it did not make.
 template <class A> struct KeyValuesTo {
   TensorView<A, 4> key{}, value{};
-  bool stops = false;  ///< they are constants
-
-  bool wanted() const { return key.data != nullptr || value.data != nullptr; }
+  bool given = false;  ///< even without elements
+  bool stops = false;  ///< nowhere: they are constants
 };
 
 /// What backward() is given beside dy, the tape, and where the gradients of parameters and of x go.

@@ -61,7 +61,7 @@ template <class... Extra> constexpr void check_project_arguments() {
   static_assert(
       ((RaggedArgument<Extra> || OriginArgument<Extra> || WorkspaceArgument<Extra> || BackendArgument<Extra>)&&...),
       "mha: project_memory takes Ragged, Origin, a Workspace and a backend; masks and scores belong to the call that "
-      "attends (see mha/call.hpp)");
+      "attends, and the tape of layer.memory_tape() comes next to the memory (see mha/layer/call.hpp)");
 }
 
 }  // namespace mha::inline MHA_NAMESPACE::detail

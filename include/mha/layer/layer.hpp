@@ -123,7 +123,7 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
   /// Errors    ShapeError if memory has not kv_model columns, a Ragged or an Origin is of other sizes, or there are no
   ///           weights yet
   template <SequenceOf<T> Memory, class... Extra>
-  requires(!(detail::MemoryTapeArgument<Extra> || ...)) [[nodiscard]] KeyValues
+  requires(!detail::records_memory<Extra...>) [[nodiscard]] KeyValues
       project_memory(const Memory& memory, Extra&&... extra) const {
     return made_of(
         memory, [](const auto&...) {}, extra...);

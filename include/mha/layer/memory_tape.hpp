@@ -85,6 +85,9 @@ template <class E>
 concept MemoryTapeArgument = requires {
   requires std::remove_cvref_t<E>::is_memory_tape;
 };
+/// Whether what follows the memory of a project_memory() begins with a tape.
+template <class... Extra> constexpr bool records_memory = false;
+template <class First, class... Rest> constexpr bool records_memory<First, Rest...> = MemoryTapeArgument<First>;
 
 }  // namespace detail
 

@@ -262,7 +262,7 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Reco
       const auto both = detail::head_buffers<A, true>(scope.frame, memory[0], memory[1], {k, v});
       tensors.d_key = both[0], tensors.d_value = both[1];
     }
-    const bool passes = recorded.keys == detail::KeysFrom::cache || given.key_values.wanted();
+    const bool passes = recorded.keys == detail::KeysFrom::cache || given.key_values.given;
     if (passes) {
       tensors.d_all_key = detail::take_like<A>(scope.frame, recorded.key);
       tensors.d_all_value = detail::take_like<A>(scope.frame, recorded.value);

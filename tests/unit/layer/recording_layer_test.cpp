@@ -317,6 +317,10 @@ TEST(RecordedSteps, RefuseWhatDoesNotFitAndChangeNothing) {
       refusal(),
       "backward: the call on the tape shares keys and values with other calls: give the KeyValueGradients that go "
       "from call to call, layer.key_value_gradients(…), or mha::StopGradient{}, with which none do");
+  auto none = layer.key_value_gradients(1, 0);
+  EXPECT_EQ(refusal(none),
+            "backward: the KeyValueGradients' keys have 0 positions, but the longest sequence of the call on the tape "
+            "has 7");
   EXPECT_EQ(refusal(more), "backward: the call on the tape has batch 1 but the KeyValueGradients' keys has batch 2");
   EXPECT_EQ(refusal(shorter),
             "backward: the KeyValueGradients' keys have 6 positions, but the longest sequence of the call on the tape "
@@ -374,6 +378,9 @@ TEST(RecordedMemory, RefusesWhatDoesNotFitAndChangesNothing) {
   EXPECT_EQ(refusal(shorter),
             "backward: the KeyValueGradients' keys have 3 positions, but the longest sequence of the memory has 4");
   Rows wrong(1, 5, 6);
+  auto none = layer.key_value_gradients(1, 0);
+  EXPECT_EQ(refusal(none),
+            "backward: the KeyValueGradients' keys have 0 positions, but the longest sequence of the memory has 4");
   EXPECT_EQ(refusal(d, mha::into(wrong)), "backward: memory has length 4 but d_memory has length 5");
   EXPECT_EQ(refusal(d, mha::into(memory)), "backward: d_memory overlaps the memory");
   EXPECT_EQ(refusal(d), "");
