@@ -62,8 +62,8 @@ template <class T, class B> class MemoryTape {
     }
   };
 
-  void record(const TensorView<const T, 3>& memory, const TensorView<const T, 4>& key_before_norm,
-              const RowPositions& at, std::uint64_t version) {
+  void take(const TensorView<const T, 3>& memory, const TensorView<const T, 4>& key_before_norm,
+            const RowPositions& at) {
     call_.memory = memory;
     call_.key_before_norm = key_before_norm;
     call_.offsets.clear();
@@ -72,7 +72,6 @@ template <class T, class B> class MemoryTape {
     if (at.first.each != nullptr) call_.positions.assign(at.first.each, at.first.each + at.sequences);
     call_.position = at.first.all;
     call_.longest = at.longest;
-    call_.version = version;
   }
 
   Call call_;

@@ -92,7 +92,8 @@ template <class T, Backend B, class Policies> class RecordingLayer : public Laye
   /// the keys and values that it returns, of whatever calls attended to them. Its bits are the same.
   ///
   /// Then      what project_memory() is given; the memory stays as it is until the backward pass has run
-  /// Errors    as without, and ShapeError if only packed weights are left and the backend does not unpack them
+  /// Errors    as without, and ShapeError if only packed weights are left and the backend does not unpack them; the
+  ///           tape is as it was then, or, if memory ran out or a policy threw, has nothing recorded
   template <class Memory, class OfTape, class... Extra>
   requires(SequenceOf<std::remove_cvref_t<Memory>, T>&& detail::MemoryTapeArgument<OfTape>)
       [[nodiscard]] auto project_memory(Memory&& memory, OfTape&& tape, Extra&&... extra) const {
@@ -109,9 +110,11 @@ template <class T, Backend B, class Policies> class RecordingLayer : public Laye
           kept.keep();
           scope.items(detail::copy_items(keys, before));
         }
-        tape.record(rows, before, at, parameters_.version());
+        tape.take(rows, before, at);
       };
-      return this->made_of(memory, keep, extra...);
+      auto made = this->made_of(memory, keep, extra...);
+      tape.call_.version = parameters_.version();
+      return made;
     }
   }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cmath>
 #include <cstddef>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -269,6 +270,23 @@ TEST(RecordedMemory, OfSequencesOfDifferentLengths) {
   expect_rows(x.data(), dx.data(), x.size(), loss);
   expect_rows(memory.data(), d_memory.data(), memory.size(), loss);
   expect_parameters(layer, g, loss);
+}
+
+/// A position that turns nothing any more.
+struct Refusing {
+  static constexpr mha::Role role = mha::Role::position;
+  template <class T> void apply(const mha::TensorView<T, 4>&, const mha::Origins&) const {
+    throw std::runtime_error("no more");
+  }
+  template <class T> void apply_back(const mha::TensorView<T, 4>&, const mha::Origins&) const {}
+};
+TEST(RecordedMemory, IsNotRecordedWhereAPolicyThrew) {
+  Exact<mha::GroupedQuery<mha::Dynamic>, Refusing> layer(sizes);
+  draw(layer, "refusing");
+  const Rows memory = random_rows("refusing memory", 1, 4, 6);
+  auto tape = layer.memory_tape();
+  EXPECT_THROW(static_cast<void>(layer.project_memory(memory, tape)), std::runtime_error);
+  EXPECT_FALSE(tape.recorded());
 }
 
 TEST(RecordedMemory, AllocatesNothingTheSecondTime) {
