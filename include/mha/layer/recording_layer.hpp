@@ -16,6 +16,7 @@
 #include "../core/borrowed.hpp"
 #include "../core/copy.hpp"
 #include "../core/overlap.hpp"
+#include "../policy/sink.hpp"
 #include "../positions.hpp"
 #include "../staged.hpp"
 #include "backward_call.hpp"
