@@ -101,8 +101,7 @@ void attention_backward_into(const AttentionGradientsTo<std::type_identity_t<T>>
 ///           (ΣLk, Hkv, D) and (ΣLk, Hkv, Dv), one sequence after another: position k of sequence b is in row k + the
 ///           sum of the lengths of the sequences before b
 /// Numerics  the gradient of a position that the source has dropped is 0; what it stores in another scalar is rounded
-/// to
-///           the call's
+///           to the call's
 /// Memory    its keys and values are copied once: D + Dv numbers for each key and head
 /// Errors    as above; that a destination overlaps the source's rows is not checked
 template <AttentionTensor DOut, AttentionTensor Q, KvSource Kv, AttentionTensor Out, class T, class B, class... Extra>

@@ -138,7 +138,7 @@ TEST(FarCachedTraining, RefusesWhatDoesNotFit) {
   }
   auto d = layer.key_value_gradients(1, 11);
   EXPECT_EQ(support::message_of([&] { static_cast<void>(layer.backward(x, tape, d)); }),
-            "backward: the KeyValueGradients' keys have 11 positions, but the longest sequence of the call on the tape "
+            "backward: the KeyValueGradients' key has 11 positions, but the longest sequence of the call on the tape "
             "has 12");
   cached_training_checks::expect_zero(d.key, "a refused call's");
 }
@@ -198,9 +198,9 @@ TEST(FarCachedTraining, IsOnTheDeviceOfTheLayer) {
   auto of_first = twins.there.key_value_gradients(1, 7);
   const auto said = [&](const auto& call) { return support::message_of<mha::ShapeError>(call); };
   EXPECT_EQ(said([&] { static_cast<void>(other.backward(x1, tape, of_first)); }),
-            "backward: the KeyValueGradients' keys is on device 0, but the call computes on device 1");
+            "backward: the KeyValueGradients' key is on device 0, but the call computes on device 1");
   EXPECT_EQ(said([&] { static_cast<void>(other.backward(of_first, memory_tape)); }),
-            "backward: the KeyValueGradients' keys is on device 0, but the call computes on device 1");
+            "backward: the KeyValueGradients' key is on device 0, but the call computes on device 1");
 }
 
 }  // namespace

@@ -213,8 +213,8 @@ void require_layer_apart(const RecordedTensors<T>& recorded, const TensorView<co
   score_apart("the BiasGradient", own);
   score_apart("the BiasGradient", wide);
   score_apart("the ScoreGradient", score);
-  score_apart("the KeyValueGradients' keys", footprint(given.key_values.key));
-  score_apart("the KeyValueGradients' values", footprint(given.key_values.value));
+  score_apart("the KeyValueGradients' key", footprint(given.key_values.key));
+  score_apart("the KeyValueGradients' value", footprint(given.key_values.value));
   require(!share_bytes(score, own) && !share_bytes(score, wide),
           "backward: the ScoreGradient overlaps the BiasGradient");
 }

@@ -101,13 +101,13 @@ void require_key_value_gradients(const char* of, Index sequences, Index length, 
                                  const View& like_value, const D& key, const D& value) {
   const auto fits = [&](const char* name, const View& like, const D& d) {
     require_equal("backward", "batch", of, sequences, name, d.extent[0]);
-    require(d.extent[1] >= length, "backward: ", name, " have ", d.extent[1],
-            " positions, but the longest sequence of ", of, " has ", length);
+    require(d.extent[1] >= length, "backward: ", name, " has ", d.extent[1], " positions, but the longest sequence of ",
+            of, " has ", length);
     require_equal("backward", "heads", of, like.extent[2], name, d.extent[2]);
     require_equal("backward", "head size", of, like.extent[3], name, d.extent[3]);
   };
-  fits("the KeyValueGradients' keys", like_key, key);
-  fits("the KeyValueGradients' values", like_value, value);
+  fits("the KeyValueGradients' key", like_key, key);
+  fits("the KeyValueGradients' value", like_value, value);
 }
 
 /// Hands the gradients of all keys and values of a call on: those of its own rows, and what later calls added to them,

@@ -287,8 +287,8 @@ class PoliciesOf final : public RecordedPolicies<T, B> {
 ///
 /// Keeps     q, k, v and the heads of every row, two numbers of each softmax row, the call's policies; with QkNorm
 ///           q and k before it too; of a step of a cache k and v of all positions
-/// Borrows   x, the memory, and what the call's policies, Ragged and Origin point at: all must stay as they were until
-///           backward() has run
+/// Borrows   x, the memory, of rows or of project_memory(), and what the call's policies, Ragged, Origin and Positions
+///           point at: all must stay as they were until backward() has run
 template <class T, class B> class LayerTape {
  public:
   static constexpr bool is_call_tape = true;

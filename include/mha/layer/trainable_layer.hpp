@@ -121,7 +121,9 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Reco
   ///           mha::memory_into(d_memory) or mha::memory_into(mha::add_to(d_memory)), BiasGradient(table), which writes
   ///           the gradient of the call's AdditiveBias, ScoreGradient(score), which writes those of the numbers of the
   ///           call's score, LogSumExpGradient(d) (B, Hq, Lq) of what a LogSumExp has, a Workspace, another value of
-  ///           the backend's type. Masks, scores and all else of the call are on the tape
+  ///           the backend's type. A call with a step of a cache, or on what project_memory() returned, needs
+  ///           key_value_gradients(), which are added to, or mha::StopGradient{}. Masks, scores and all else of the
+  ///           call are on the tape
   /// Numerics  sums in Accumulator<T>, over rows of bias, norm and gates in double for float; the same bits for any
   ///           number of threads; a row whose gradient is exactly 0, as that of a hidden key, adds nothing, whatever
   ///           stands in it. A NaN in dy reaches the gradients of W_O and of gates, even where the row sees no key
@@ -130,8 +132,9 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Reco
   /// Errors    before anything is computed, ShapeError if nothing is on the tape, or it is of other weights or
   ///           policies than the layer has now, for example by another layer that shares its weights, a size is not the
   ///           call's, gradients are of other sizes, a result overlaps another, or what is read, or there is a
-  ///           BiasGradient without an AdditiveBias in the call, or a ScoreGradient without a trained score of its type
-  ///           there. After any other exception, such as of a functor that threw, gradients may have part of a step
+  ///           BiasGradient without an AdditiveBias in the call, a ScoreGradient without a trained score of its type
+  ///           there, or no word of where the gradients of keys go that other calls attend to too. After any other
+  ///           exception, such as of a functor that threw, gradients may have part of a step
   template <SequenceOf<T> DY, class... Extra>
   auto backward(const DY& dy, const std::type_identity_t<Tape>& tape, Extra&&... extra) const {
     if constexpr (!differentiates() || !detail::check_layer_backward_arguments<Gradients, Extra...>() ||
@@ -236,8 +239,8 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Reco
     detail::require_backward_reachable(backend, dy, dx, detail::memory_of_given(gradients));
     detail::require_reachable(backend, "backward", "d_memory", d_memory);
     detail::require_reachable(backend, "backward", "LogSumExpGradient", d_log_sum_exp);
-    detail::require_reachable(backend, "backward", "the KeyValueGradients' keys", given.key_values.key);
-    detail::require_reachable(backend, "backward", "the KeyValueGradients' values", given.key_values.value);
+    detail::require_reachable(backend, "backward", "the KeyValueGradients' key", given.key_values.key);
+    detail::require_reachable(backend, "backward", "the KeyValueGradients' value", given.key_values.value);
     detail::CallScope<B> scope(backend, workspace);
     const Config& c = config_;
     const auto& recorded = tape.recorded_;
@@ -326,8 +329,8 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Reco
     detail::require_supported(backend, "backward");
     tape.arrays_.require_reachable(backend, "backward");
     detail::require_reachable(backend, "backward", "the memory", memory);
-    detail::require_reachable(backend, "backward", "the KeyValueGradients' keys", key);
-    detail::require_reachable(backend, "backward", "the KeyValueGradients' values", value);
+    detail::require_reachable(backend, "backward", "the KeyValueGradients' key", key);
+    detail::require_reachable(backend, "backward", "the KeyValueGradients' value", value);
     detail::require_backward_reachable(backend, Rows{}, d_memory.to, numbers);
     const RowPositions there = detail::staged_positions(here, scope);
     detail::RecordedTensors<T> recorded;

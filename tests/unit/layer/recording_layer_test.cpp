@@ -337,13 +337,13 @@ TEST(RecordedSteps, RefuseWhatDoesNotFitAndChangeNothing) {
       "from call to call, layer.key_value_gradients(…), or mha::StopGradient{}, with which none do");
   auto none = layer.key_value_gradients(1, 0);
   EXPECT_EQ(refusal(none),
-            "backward: the KeyValueGradients' keys have 0 positions, but the longest sequence of the call on the tape "
+            "backward: the KeyValueGradients' key has 0 positions, but the longest sequence of the call on the tape "
             "has 7");
-  EXPECT_EQ(refusal(more), "backward: the call on the tape has batch 1 but the KeyValueGradients' keys has batch 2");
+  EXPECT_EQ(refusal(more), "backward: the call on the tape has batch 1 but the KeyValueGradients' key has batch 2");
   EXPECT_EQ(refusal(shorter),
-            "backward: the KeyValueGradients' keys have 6 positions, but the longest sequence of the call on the tape "
+            "backward: the KeyValueGradients' key has 6 positions, but the longest sequence of the call on the tape "
             "has 7");
-  EXPECT_EQ(refusal(heads), "backward: the call on the tape has 2 heads but the KeyValueGradients' keys has 4");
+  EXPECT_EQ(refusal(heads), "backward: the call on the tape has 2 heads but the KeyValueGradients' key has 4");
   for (const double w : g.flat()) ASSERT_EQ(w, 0);
   for (const double w : right.key) ASSERT_EQ(w, 0);
   EXPECT_EQ(refusal(right), "");
@@ -394,11 +394,11 @@ TEST(RecordedMemory, RefusesWhatDoesNotFitAndChangesNothing) {
   EXPECT_EQ(refusal(d), "backward: nothing was recorded on the tape: call project_memory(memory, tape) first");
   static_cast<void>(layer.project_memory(memory, tape));
   EXPECT_EQ(refusal(shorter),
-            "backward: the KeyValueGradients' keys have 3 positions, but the longest sequence of the memory has 4");
+            "backward: the KeyValueGradients' key has 3 positions, but the longest sequence of the memory has 4");
   Rows wrong(1, 5, 6);
   auto none = layer.key_value_gradients(1, 0);
   EXPECT_EQ(refusal(none),
-            "backward: the KeyValueGradients' keys have 0 positions, but the longest sequence of the memory has 4");
+            "backward: the KeyValueGradients' key has 0 positions, but the longest sequence of the memory has 4");
   EXPECT_EQ(refusal(d, mha::into(wrong)), "backward: memory has length 4 but d_memory has length 5");
   EXPECT_EQ(refusal(d, mha::into(memory)), "backward: d_memory overlaps the memory");
   EXPECT_EQ(refusal(d), "");
