@@ -19,9 +19,9 @@
 
 namespace mha::inline MHA_NAMESPACE::detail {
 
-/// A file that is written beside its place, as <name>.part, and put there by commit(), on the disk: until then, and for
-/// good where anything fails, what has that name stays as it is, and so does what is mapped of it. A link is replaced.
-/// The new file has the permissions of the one that it replaces.
+/// A file that is written beside its place, as <name>.part, or mha.part where that name is too long, and put there by
+/// commit(), on the disk: until then, and for good where anything fails, what has its name stays as it is, and so does
+/// what is mapped of it. A link is replaced. The new file has the permissions of the one that it replaces.
 ///
 /// Errors    failure.fail for a folder that is not there, a place that is no regular file, a full disk
 class NewFile {
@@ -30,17 +30,22 @@ class NewFile {
     const std::filesystem::path& path = failure.path;
     std::error_code unknown;
     const std::filesystem::file_status old = std::filesystem::status(path, unknown);
+    if (unknown == std::errc::filename_too_long) fail(ENAMETOOLONG);
     if (std::filesystem::is_directory(old)) fail(EISDIR);
     if (!path.has_filename()) fail(ENOENT);
     if (std::filesystem::exists(old) && !std::filesystem::is_regular_file(old)) failure_("not a regular file", EINVAL);
     // Another process may be writing the same file, or have ended amid that.
     constexpr int most = 1000;
+    std::filesystem::path name = path;
     for (int number = 0; number < most; ++number) {
-      part_ = path;
+      part_ = name;
       part_ += number == 0 ? ".part" : ".part" + std::to_string(number);
       errno = 0;
       file_ = open(part_);
-      if (file_ != nullptr || errno != EEXIST) break;
+      if (errno == ENAMETOOLONG && name.filename() != "mha")
+        name.replace_filename("mha"), number = -1;
+      else if (file_ != nullptr || errno != EEXIST)
+        break;
     }
     if (file_ == nullptr) {
       part_.clear();  // another's

@@ -135,8 +135,9 @@ class SafetensorsWriter {
     if (!metadata_.emplace(key, text).second) fail("__metadata__ has '" + detail::safetensors_excerpt(key) + "' twice");
   }
 
-  /// Writes the file, whole or not at all: beside its place, as <name>.part, and renamed when it is on the disk. What
-  /// had its name is there until then, and a mapping of that stays valid; the new file has its permissions.
+  /// Writes the file, whole or not at all: beside its place, as <name>.part, or mha.part where that name is too long,
+  /// and renamed when it is on the disk. What had its name is there until then, and a mapping of that stays valid; the
+  /// new file has its permissions.
   ///
   /// Errors    SafetensorsError, one sentence with the path and the system's reason: a folder that is not there, a full
   ///           disk, a place that is no regular file; a header beyond the format's 100 MB

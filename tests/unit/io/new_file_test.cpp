@@ -112,6 +112,25 @@ TEST(NewFile, LeavesThatOfAnotherWriter) {
   EXPECT_EQ(files_in(scratch.root()), 2);
 }
 
+TEST(NewFile, HasTheLongestNameThatThereMayBe) {
+  const Scratch scratch;
+  const auto longest = static_cast<std::size_t>(::pathconf(scratch.root().c_str(), _PC_NAME_MAX));
+  const fs::path other = scratch.write("mha.part", "another's");
+  std::ptrdiff_t files = 1;
+  for (std::size_t size = longest - 6; size <= longest; ++size) {
+    const fs::path path = scratch.root() / std::string(size, 'a');
+    for (const char* text : {"old", "new"}) {
+      EXPECT_EQ(error_of(path, text), "") << size;
+      EXPECT_EQ(text_of(path), text);
+    }
+    EXPECT_EQ(files_in(scratch.root()), ++files);
+  }
+  const fs::path path = scratch.root() / std::string(longest + 1, 'a');
+  EXPECT_EQ(error_of(path), "cannot write '" + path.string() + "': File name too long");
+  EXPECT_EQ(text_of(other), "another's");
+  EXPECT_EQ(files_in(scratch.root()), files);
+}
+
 TEST(NewFile, ReplacesALink) {
   const Scratch scratch;
   const fs::path to = scratch.write("to", "old"), link = scratch.root() / "link";
