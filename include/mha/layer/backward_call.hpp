@@ -201,7 +201,7 @@ void require_layer_apart(const RecordedTensors<T>& recorded, const TensorView<co
                                {"d_memory", footprint(d_memory)},
                                {"the gradients", footprint(numbers)},
                                {"the LogSumExpGradient", of_rows}};
-  const auto score_apart = [&](const char* name, const Footprint& to) {
+  const auto table_apart = [&](const char* name, const Footprint& to) {
     for (const NamedArray& other : others)
       require(!share_bytes(to, other.at), "backward: ", name, " overlaps ", other.name);
     require_apart_from_parameters(name, to, w);
@@ -209,14 +209,13 @@ void require_layer_apart(const RecordedTensors<T>& recorded, const TensorView<co
       require(gradients == nullptr || !share_bytes(to, footprint(&gradients->score, 1)), "backward: ", name,
               " overlaps the gradients of the layer's score");
   };
-  const Footprint own = footprint(given.bias.own), wide = footprint(given.bias.wide), score = given.score.at;
-  score_apart("the BiasGradient", own);
-  score_apart("the BiasGradient", wide);
-  score_apart("the ScoreGradient", score);
-  score_apart("the KeyValueGradients' key", footprint(given.key_values.key));
-  score_apart("the KeyValueGradients' value", footprint(given.key_values.value));
-  require(!share_bytes(score, own) && !share_bytes(score, wide),
-          "backward: the ScoreGradient overlaps the BiasGradient");
+  const NamedArray tables[] = {{"the BiasGradient", footprint(given.bias.own)},
+                               {"the BiasGradient", footprint(given.bias.wide)},
+                               {"the ScoreGradient", given.score.at},
+                               {"the KeyValueGradients' key", footprint(given.key_values.key)},
+                               {"the KeyValueGradients' value", footprint(given.key_values.value)}};
+  for (const NamedArray& table : tables) table_apart(table.name, table.at);
+  require_apart("backward", tables, {});
 }
 
 /// The sentences for what backward() may be given after the tape.

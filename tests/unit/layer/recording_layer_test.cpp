@@ -13,10 +13,12 @@
 #include "compare.hpp"
 #include "message_of.hpp"
 #include "random.hpp"
+#include "trained_scores.hpp"
 
 namespace {
 
 using mha::Index;
+using support::BentScore;
 using support::inner;
 using support::message_of;
 using Rows = mha::Tensor<double, 3>;
@@ -378,6 +380,34 @@ TEST(RecordedSteps, RefuseWhatDoesNotFitAndChangeNothing) {
   EXPECT_EQ(message_of([&] { static_cast<void>(on_cpu(x, step[0], cpu_tape)); }),
             "layer: x has 3 rows, but the step has 2");
   EXPECT_FALSE(cpu_tape.recorded());
+}
+
+TEST(RecordedSteps, KeyValueGradientsOverlapNoGradientOfAScore) {
+  using Layer = Exact<mha::GroupedQuery<mha::Dynamic>>;
+  Layer layer(sizes);
+  draw(layer, "overlaps");
+  const Rows x = random_rows("overlap x", 1, 3, 6), dy = random_rows("overlap dy", 1, 3, 6);
+  mha::Tensor<double, 2> bias(3, 7), d_bias(3, 7);
+  support::Random("overlap bias").fill(bias);
+  auto tape = layer.tape();
+  Prefixed p(layer.config(), {4}, {3});
+  p.with_step(layer, mha::Contiguous{.length = 8}, [&](const auto& step) {
+    static_cast<void>(layer(x, step, tape, mha::AdditiveBias(bias), BentScore<double>{0.5, 0.25}));
+  });
+  auto g = layer.gradients();
+  auto d = layer.key_value_gradients(1, 7);
+  const auto refusal = [&](auto&&... extra) {
+    return message_of([&] { static_cast<void>(layer.backward(dy, tape, g, d, extra...)); });
+  };
+  const std::string apart = ", expected separate memory";
+  EXPECT_EQ(refusal(mha::BiasGradient(mha::view(d.key.data(), 3, 7))),
+            "backward: the BiasGradient overlaps the KeyValueGradients' key" + apart);
+  EXPECT_EQ(refusal(mha::BiasGradient(mha::view(d.value.data(), 3, 7))),
+            "backward: the BiasGradient overlaps the KeyValueGradients' value" + apart);
+  EXPECT_EQ(refusal(mha::ScoreGradient(*reinterpret_cast<BentScore<double>*>(d.value.data()))),
+            "backward: the ScoreGradient overlaps the KeyValueGradients' value" + apart);
+  for (const double w : g.flat()) ASSERT_EQ(w, 0);
+  EXPECT_EQ(refusal(mha::BiasGradient(d_bias)), "");
 }
 
 TEST(RecordedMemory, RefusesWhatDoesNotFitAndChangesNothing) {
