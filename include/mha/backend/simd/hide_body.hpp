@@ -172,29 +172,21 @@ template <class A> struct SeenBody<A, Dense> {
   }
 };
 
-template <class A, class X, class Y>
-requires(contains_table<And<X, Y>>) struct SeenBody<A, And<X, Y>> {
+/// Of And and Or.
+template <class A, template <class, class> class Pair, class X, class Y>
+requires(contains_table<Pair<X, Y>>) struct SeenBody<A, Pair<X, Y>> {
   template <class Isa>
-  MHA_ALWAYS_INLINE static void run(const LogitPatch<A>& p, const And<X, Y>& mask, Index first, Index n,
+  MHA_ALWAYS_INLINE static void run(const LogitPatch<A>& p, const Pair<X, Y>& mask, Index first, Index n,
                                     Flags<A, Isa>& seen) {
     alignas(64) Flags<A, Isa> other;
     SeenBody<A, X>::template run<Isa>(p, mask.a, first, n, seen);
     SeenBody<A, Y>::template run<Isa>(p, mask.b, first, n, other);
     for (Index r = 0; r < n; ++r)
-      for (int i = 0; i < Vector<A, Isa>::width; ++i) seen[r][i] = other[r][i] != 0 ? seen[r][i] : 0;
-  }
-};
-
-template <class A, class X, class Y>
-requires(contains_table<Or<X, Y>>) struct SeenBody<A, Or<X, Y>> {
-  template <class Isa>
-  MHA_ALWAYS_INLINE static void run(const LogitPatch<A>& p, const Or<X, Y>& mask, Index first, Index n,
-                                    Flags<A, Isa>& seen) {
-    alignas(64) Flags<A, Isa> other;
-    SeenBody<A, X>::template run<Isa>(p, mask.a, first, n, seen);
-    SeenBody<A, Y>::template run<Isa>(p, mask.b, first, n, other);
-    for (Index r = 0; r < n; ++r)
-      for (int i = 0; i < Vector<A, Isa>::width; ++i) seen[r][i] |= other[r][i];
+      for (int i = 0; i < Vector<A, Isa>::width; ++i)
+        if constexpr (std::is_same_v<Pair<X, Y>, And<X, Y>>)
+          seen[r][i] = other[r][i] != 0 ? seen[r][i] : 0;
+        else
+          seen[r][i] |= other[r][i];
   }
 };
 
