@@ -62,19 +62,28 @@ Borrowed<Index> find_row_positions([[maybe_unused]] const TensorView<const T, 3>
   }
 }
 
-/// Rows at positions of their own: each is then a sequence of its own. Lists are taken from the frame.
+/// Where rows stand, as the backend's machine reads it. Lists are taken from the frame.
+template <class B, class Frame>
+RowPositions staged_positions(RowPositions at, [[maybe_unused]] const B& backend, [[maybe_unused]] Frame& frame,
+                              [[maybe_unused]] typename B::Workspace& workspace) {
+  if constexpr (!computes_on_host<B>) {
+    const auto there = [&](const Index* here, Index n) {
+      return here == nullptr ? nullptr : backend.stage(here, n, frame, workspace);
+    };
+    at.first.each = there(at.first.each, at.sequences);
+    at.offsets = there(at.offsets, at.sequences + 1);
+  }
+  return at;
+}
+
+/// Rows at positions of their own: each is then a sequence of its own.
 template <class B, class Frame>
 RowPositions each_row_at(const Borrowed<Index>& positions, const B& backend, Frame& frame,
                          typename B::Workspace& workspace) {
   const std::size_t rows = static_cast<std::size_t>(positions.size);
   Index* const each = frame.template take_host<Index>(rows + 1);
   std::iota(each, each + rows + 1, Index{0});
-  RowPositions at{Origins(positions.data), each, positions.size, 1};
-  if constexpr (!computes_on_host<B>) {
-    at.first = Origins(backend.stage(positions.data, positions.size, frame, workspace));
-    at.offsets = backend.stage(each, positions.size + 1, frame, workspace);
-  }
-  return at;
+  return staged_positions(RowPositions{Origins(positions.data), each, positions.size, 1}, backend, frame, workspace);
 }
 
 }  // namespace detail

@@ -12,6 +12,7 @@
 #include "../call.hpp"
 #include "../call_backend.hpp"
 #include "../checked_call.hpp"
+#include "../positions.hpp"
 #include "../staged.hpp"
 #include "cached_call.hpp"
 #include "call.hpp"
@@ -317,7 +318,7 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
     detail::require_supported(backend, "project_memory");
     detail::require_reachable(backend, "project_memory", "memory", from);
     if (at.offsets == nullptr) at.sequences = from.extent[0], at.longest = from.extent[1];
-    const RowPositions there = detail::staged_positions(at, scope);
+    const RowPositions there = detail::staged_positions(at, scope.backend, scope.frame, scope.workspace);
     using Made = detail::TensorOf<B, T, 4>;
     KeyValues to{Made(from.extent[0], from.extent[1], config_.num_kv_heads, config_.head_dim),
                  Made(from.extent[0], from.extent[1], config_.num_kv_heads, config_.value_dim), std::move(offsets),

@@ -108,18 +108,6 @@ void require_memory_reachable(const B& backend, const TensorView<const T, 3>& ro
   if constexpr (!std::is_same_v<Memory, TensorView<const T, 3>>) require_source_reachable(backend, "layer", kv);
 }
 
-/// Where rows stand, as the backend's machine reads it.
-template <class B> RowPositions staged_positions(RowPositions at, [[maybe_unused]] CallScope<B>& scope) {
-  if constexpr (!computes_on_host<B>) {
-    const auto there = [&](const Index* here, Index n) {
-      return here == nullptr ? nullptr : scope.backend.stage(here, n, scope.frame, scope.workspace);
-    };
-    at.first.each = there(at.first.each, at.sequences);
-    at.offsets = there(at.offsets, at.sequences + 1);
-  }
-  return at;
-}
-
 /// x normalised, in place; nothing if the norm has no weights.
 template <class B, class T, class Norm>
 void run_norm(const Norm& norm, const TensorView<T, 4>& x, const TensorView<const T, 1>& weight,

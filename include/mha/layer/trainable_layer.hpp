@@ -19,6 +19,7 @@
 #include "../core/workspace.hpp"
 #include "../device_score_gradients.hpp"
 #include "../policy/sink.hpp"
+#include "../positions.hpp"
 #include "backward_call.hpp"
 #include "backward_interface.hpp"
 #include "backward_steps.hpp"
@@ -332,7 +333,7 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Reco
     detail::require_reachable(backend, "backward", "the KeyValueGradients' key", key);
     detail::require_reachable(backend, "backward", "the KeyValueGradients' value", value);
     detail::require_backward_reachable(backend, Rows{}, d_memory.to, numbers);
-    const RowPositions there = detail::staged_positions(here, scope);
+    const RowPositions there = detail::staged_positions(here, scope.backend, scope.frame, scope.workspace);
     detail::RecordedTensors<T> recorded;
     recorded.keys = detail::KeysFrom::memory;
     recorded.memory = memory;
