@@ -20,8 +20,8 @@ template <class View> struct Residual {
 template <Viewable Owner> [[nodiscard]] constexpr auto residual(Owner&& owner) {
   constexpr bool lasts = detail::view_lasts<Owner>();
   static_assert(lasts,
-                "mha: residual(r) of a temporary r, which would be gone before the call reads it: name r first (see "
-                "mha/block/arguments.hpp)");
+                "mha: residual(r) of a temporary r, such as residual(f(x)): name it first, auto r = f(x), because "
+                "residual(r) does not keep what it points at (see mha/block/arguments.hpp)");
   using Rows = Residual<TensorView<const ScalarOf<Owner>, detail::ViewOf<Owner>::rank>>;
   if constexpr (lasts)
     return Rows{view(owner)};

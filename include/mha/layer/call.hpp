@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "../backend/backend.hpp"
+#include "../block/recording.hpp"
 #include "../call.hpp"
 #include "../core/check.hpp"
 #include "../core/workspace.hpp"
@@ -36,12 +37,17 @@ template <class... Extra> constexpr void check_layer_arguments() {
                 "layer(x, step[i]) for layer i, step.commit(); of a cache of one layer, layer.prefill(x, cache) and "
                 "layer.step(x, cache) (see mha/layer/kv_cache.hpp)");
   static_assert(
-      whole_cache ||
+      whole_cache || has_call_tape<Extra...> ||
           ((LayerArgument<Extra> || has_fault<Fault::almost, Extra>() || has_fault<Fault::ambiguous, Extra>()) && ...),
       "mha: after its tensors a layer call takes masks, scores, Ragged, Origin, Positions, mha::residual(r), "
       "mha::into(y), LogSumExp, a DropoutSeed, a Workspace and a backend; the scale is Config::scale, a Sink, a "
       "Dropout and a Rotary are named in the layer's type, and layer.tape() makes the tape of layer(x, tape) (see "
       "mha/call.hpp)");
+  static_assert(
+      !has_call_tape<Extra...>,
+      "mha: step(), prefill() and attention_weights() do not record: give the tape to layer(x, tape), or of a "
+      "cache to auto step = cache.step(rows), layer(x, step[0], tape), step.commit() (see "
+      "mha/layer/tape.hpp)");
   static_assert(at_most_one<DropoutSeedArgument<Extra>...>,
                 "mha: two seeds of one Dropout: keep one (see mha/policy/dropout.hpp)");
   static_assert(at_most_one<IntoArgument<Extra>...> && at_most_one<OriginArgument<Extra>...> &&
