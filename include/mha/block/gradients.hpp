@@ -39,7 +39,8 @@ template <class Views, class F> void for_each_span(Views& v, const F& f) {
 ///   gradients.clear();
 ///
 /// Scalars   A is the accumulator of the parameters' scalar
-/// Shapes    those of the parameters; flat() has the order of the owner's own, whether it owns them or not
+/// Shapes    those of the parameters; flat() has the order of theirs, whether the owner owns them or not; memory() is
+///           flat(), then a layer's sink
 template <class A, class Views> class BlockGradients : public Views {
  public:
   using Named = Views;

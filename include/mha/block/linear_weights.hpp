@@ -37,7 +37,7 @@ template <class T> struct LinearViews {
   TensorView<T, 1> gate_bias;
   std::span<T> all;
 
-  /// Every number in one row, for an optimiser.
+  /// Every number in one row, for an optimiser: weight, bias, gate, gate_bias, matrices row by row.
   ///
   /// Errors    ShapeError if there are no weights yet, or only packed ones, or they are borrowed: those have names only
   std::span<T> flat() const { return detail::flat_of(weight.data != nullptr, all); }

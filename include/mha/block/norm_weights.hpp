@@ -26,7 +26,7 @@ template <class T> struct NormViews {
   TensorView<T, 1> weight, bias;
   std::span<T> all;
 
-  /// Every number in one row, for an optimiser.
+  /// Every number in one row, for an optimiser: weight, bias.
   ///
   /// Errors    ShapeError if they are borrowed: those have names only; or if the norm was moved from
   std::span<T> flat() const {

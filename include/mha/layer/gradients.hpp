@@ -86,8 +86,8 @@ template <class A> void require_sink_gradients(std::size_t logits, const TensorV
 ///   gradients.clear();
 ///
 /// Scalars   A is the accumulator of the layer's scalar
-/// Shapes    those of the parameters; flat() has the order of the layer's own, whether it owns its weights or not.
-///           score: what is trained of the layer's score, as attention_backward() returns it
+/// Shapes    those of the parameters; flat() has their order, whether the layer owns its weights or not; score: what is
+///           trained of the layer's score, as attention_backward() returns it
 template <class A, class S = NoScore> class LayerGradients : public BlockGradients<A, LayerGradientViews<A>> {
   using Base = BlockGradients<A, LayerGradientViews<A>>;
 

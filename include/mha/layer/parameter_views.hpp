@@ -42,7 +42,8 @@ template <class T> struct ParameterViews {
   TensorView<T, 1> query_norm, key_norm, gate;
   std::span<T> all;
 
-  /// Every number in one row, for an optimiser.
+  /// Every number in one row, for an optimiser: query, key, value and output, each a matrix (in, out) row by row, or of
+  /// a PerHeadProjection head by head, and then its bias; query_norm, key_norm, gate.
   ///
   /// Errors    ShapeError if there are no weights yet, or only packed ones, or they are borrowed: those have names only
   std::span<T> flat() const { return detail::flat_of(query.heads.data != nullptr, all); }

@@ -34,6 +34,27 @@ TEST(BlockGradients, HaveTheNamesShapesAndOrderOfTheParameters) {
   EXPECT_EQ(plain.flat().size(), 6u);
 }
 
+TEST(BlockGradients, FlatHasTheOrderOfTheDocumentation) {
+  const mha::FeedForward<float, mha::Cpu, mha::SwiGlu> block({.d_model = 3, .d_hidden = 4, .bias = true});
+  const mha::LayerNorm<float> norm({.width = 5});
+  const auto g = block.gradients();
+  const auto of_norm = norm.gradients();
+  const float* next = g.flat().data();
+  const auto row = [&](const auto& v) {
+    for (mha::Index i = 0; i < v.extent[0]; ++i) EXPECT_EQ(&v(i), next++);
+  };
+  const auto matrix = [&](const auto& m) {
+    for (mha::Index i = 0; i < m.extent[0]; ++i)
+      for (mha::Index j = 0; j < m.extent[1]; ++j) EXPECT_EQ(&m(i, j), next++);
+  };
+  matrix(g.up.weight), row(g.up.bias), matrix(g.up.gate), row(g.up.gate_bias);
+  matrix(g.down.weight), row(g.down.bias);
+  EXPECT_EQ(next, g.flat().data() + g.flat().size());
+  next = of_norm.flat().data();
+  row(of_norm.weight), row(of_norm.bias);
+  EXPECT_EQ(next, of_norm.flat().data() + of_norm.flat().size());
+}
+
 TEST(BlockGradients, CopiesHaveMemoryOfTheirOwn) {
   auto g = Linear({.inputs = 6, .outputs = 5}).gradients();
   g.gate(1, 2) = 3;

@@ -53,6 +53,34 @@ TEST(LayerGradients, HaveTheNamesShapesAndOrderOfTheParameters) {
   EXPECT_EQ(mha::MultiHeadAttention<float>({.d_model = 4, .num_heads = 2}).gradients().sink.data, nullptr);
 }
 
+template <class Projection> void expect_order() {
+  using Ordered =
+      mha::MultiHeadAttention<float, mha::Cpu, mha::GroupedQuery<2>, mha::QkNorm, mha::GatedHeads, Projection>;
+  constexpr bool fused = std::is_same_v<Projection, mha::FusedProjection>;
+  const Ordered owner({.d_model = 6, .num_heads = 4, .head_dim = 2, .value_dim = 3, .kv_model = 5, .bias = true});
+  auto g = owner.gradients();
+  const float* next = g.flat().data();
+  const auto row = [&](const auto& v) {
+    for (Index i = 0; i < v.extent[0]; ++i) EXPECT_EQ(&v(i), next++);
+  };
+  const auto matrix = [&](const auto& m) {
+    for (Index i = 0; i < m.extent[0]; ++i)
+      for (Index j = 0; j < m.extent[1]; ++j) EXPECT_EQ(&m(i, j), next++);
+  };
+  for (const auto* w : {&g.query, &g.key, &g.value}) {
+    if (fused) matrix(w->matrix());
+    for (Index h = 0; !fused && h < w->head_count(); ++h) matrix(w->head(h));
+    row(w->bias_row());
+  }
+  matrix(g.output.weight), row(g.output.bias);
+  row(g.query_norm), row(g.key_norm), row(g.gate);
+  EXPECT_EQ(next, g.flat().data() + g.flat().size());
+}
+TEST(LayerGradients, FlatHasTheOrderOfTheDocumentation) {
+  expect_order<mha::FusedProjection>();
+  expect_order<mha::PerHeadProjection>();
+}
+
 TEST(LayerGradients, CopiesHaveMemoryOfTheirOwn) {
   auto g = layer().gradients();
   g.query.bias(1, 2) = 3;
