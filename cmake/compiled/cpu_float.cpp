@@ -3,5 +3,6 @@
 #include <mha/compiled/cpu.hpp>
 
 MHA_POOL_THREADS()
+MHA_REVISION()
 MHA_CPU_TILES(, float)
 MHA_CPU_SCALAR(, float, float)

@@ -182,6 +182,15 @@ if(CONSUMER STREQUAL "compiled")
   run("${COMPILER}" -std=c++20 ${includes} -DMHA_COMPILED -c "${here}/main.cpp" -o "${WORK}/all_levels.o")
   must_fail("undefined reference to .*mha::v0_1::" "${COMPILER}" "${WORK}/all_levels.o" "${WORK}/kernels.o" -pthread -o
             "${WORK}/consumer")
+  # Nor is one of a revision in which a type that passes between them has another size.
+  file(COPY "${SOURCE}/include" DESTINATION "${WORK}/revision")
+  file(READ "${WORK}/revision/include/mha/layer/config.hpp" content)
+  string(REPLACE "\nstruct Config {" "\nstruct alignas(32) Config {" content "${content}")
+  file(WRITE "${WORK}/revision/include/mha/layer/config.hpp" "${content}")
+  run("${COMPILER}" -std=c++20 ${baseline} "-I${WORK}/revision/include" ${includes} -DMHA_COMPILED -c "${here}/main.cpp" -o
+      "${WORK}/revision.o")
+  must_fail("undefined reference to .*compile_all_files_again" "${COMPILER}" "${WORK}/revision.o" "${WORK}/kernels.o" -pthread
+            -o "${WORK}/consumer")
   must_fail("MHA_ISA_MAX is 0 for the baseline, 1 for AVX2 or 2 for AVX-512" "${COMPILER}" -std=c++20 ${includes}
             -DMHA_ISA_MAX=3 -fsyntax-only "${here}/main.cpp")
   foreach(order IN ITEMS "main;bfloat16;matrix_unit;kernels" "kernels;matrix_unit;bfloat16;main")

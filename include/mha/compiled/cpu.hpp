@@ -1,19 +1,42 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstddef>
 #include <optional>
 #include <span>
 
 #include "../attention.hpp"
 #include "../backend/cpu/cpu.hpp"
 #include "../layer/multi_head_attention.hpp"
+#include "../version.hpp"
 
 /// What every unit that calls attention or a layer on the processor would compile anew, for each scalar: kernels, whose
 /// users' policies have lost their types, the loops around them, and what a layer does without its policies. With
 /// -DMHA_COMPILED a unit only declares them; mha/compiled.hpp defines them.
 
+namespace mha::inline MHA_NAMESPACE::detail {
+
+/// Files that take their kernels from another ask it for this function: its name has the version and the sizes of what
+/// passes between them, so that the linker refuses revisions that differ in these. Nobody calls it.
+template <class Files> void compile_all_files_again() {}
+template <int version, std::size_t... sizes> struct FilesOfOneRevision {};
+using Revision = FilesOfOneRevision<
+    MHA_VERSION, sizeof(Workspace), sizeof(ThreadPool), sizeof(TensorView<float, 4>), sizeof(Config), sizeof(CallShape),
+    sizeof(KvSizes), sizeof(CallOptions<float>), sizeof(ContiguousKv<float>), sizeof(Projected<float>),
+    sizeof(ParameterViews<float>), sizeof(cpu::AnyCall<float, float>), sizeof(cpu::AnyBackwardCall<float>),
+    sizeof(cpu::AnyColumns<float>), sizeof(GemmCall<float>), sizeof(cpu::PackedWeights<float>), sizeof(NormCall<float>),
+    sizeof(NormBackwardCall<float>), sizeof(EpilogueBackwardCall<float, Identity>), sizeof(simd::AnyEpilogue<float>),
+    sizeof(simd::AnyDerivative<float>), sizeof(simd::TileKernels<float>), sizeof(simd::FewRowsKernels<float, float>),
+    sizeof(LayerProducts<float, Cpu>), sizeof(DenseBackward<float, Cpu>)>;
+#if MHA_KERNELS_ELSEWHERE
+__attribute__((used)) static void (*const revision)() = &compile_all_files_again<Revision>;
+#endif
+
+}  // namespace mha::inline MHA_NAMESPACE::detail
+
 /// Defined where backend/crew.hpp is included.
 #define MHA_POOL_THREADS(Extern) Extern template struct mha::detail::PoolThreads<void>;
+#define MHA_REVISION(Extern) Extern template void mha::detail::compile_all_files_again<mha::detail::Revision>();
 
 #define MHA_CPU_DERIVATIVES(Extern, A, Threads)                                                                        \
   Extern template void mha::detail::simd::differentiate(                                                               \
@@ -96,6 +119,7 @@
 
 #define MHA_CPU_KERNELS(Extern)                \
   MHA_POOL_THREADS(Extern)                     \
+  MHA_REVISION(Extern)                         \
   MHA_CPU_TILES(Extern, float)                 \
   MHA_CPU_TILES(Extern, double)                \
   MHA_CPU_SCALAR(Extern, float, float)         \

@@ -126,7 +126,10 @@ TEST(NewFile, HasTheLongestNameThatThereMayBe) {
     EXPECT_EQ(files_in(scratch.root()), ++files);
   }
   const fs::path path = scratch.root() / std::string(longest + 1, 'a');
-  EXPECT_EQ(error_of(path), "cannot write '" + path.string() + "': File name too long");
+  EXPECT_EQ(message_of<std::system_error>([&] {
+              NewFile({path, fail});
+            }),
+            "cannot write '" + path.string() + "': File name too long");
   EXPECT_EQ(text_of(other), "another's");
   EXPECT_EQ(files_in(scratch.root()), files);
 }
