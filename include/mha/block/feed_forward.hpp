@@ -22,7 +22,6 @@
 #include "cost.hpp"
 #include "device_gradients.hpp"
 #include "feed_forward_backward.hpp"
-#include "feed_forward_config.hpp"
 #include "feed_forward_weights.hpp"
 #include "gradients.hpp"
 #include "initialize.hpp"

@@ -9,6 +9,13 @@
 
 namespace mha::inline MHA_NAMESPACE {
 
+/// The sizes of a FeedForward.
+struct FeedForwardConfig {
+  Index d_model = 0;   ///< the width of its rows and of its results
+  Index d_hidden = 0;  ///< the width between its two products
+  bool bias = true;    ///< whether both products add one
+};
+
 /// Named views of a FeedForward's parameters, or of their gradients.
 ///
 /// Shapes    up (d_model, d_hidden) and down (d_hidden, d_model), each as the LinearViews of its Linear

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <utility>
 
-#include "../block/feed_forward_config.hpp"
+#include "../block/feed_forward_weights.hpp"
 #include "../block/norm_weights.hpp"
 #include "../core/check.hpp"
 #include "../layer/config.hpp"

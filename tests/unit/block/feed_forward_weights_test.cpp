@@ -71,6 +71,11 @@ auto writes(const char* stream) {
   };
 }
 
+TEST(FeedForwardConfig, HasBiasesUnlessToldOtherwise) {
+  EXPECT_TRUE((mha::FeedForwardConfig{.d_model = 3, .d_hidden = 4}.bias));
+  EXPECT_EQ(mha::FeedForwardConfig{}.d_model, 0);
+}
+
 TEST(FeedForwardViews, FlatIsOfOneRowAlone) {
   EXPECT_EQ(message_of([] { mha::FeedForwardViews<float>{}.flat(); }),
             "parameters: flat() has nothing to show, because there are no weights yet (call initialize, update or "
