@@ -2,14 +2,15 @@
 #pragma once
 
 #include <concepts>
-#include <cstdlib>
 #include <string>
 #include <type_traits>
 #include <utility>
 
 #include "backend/backend.hpp"
 #include "backend/default.hpp"
+#include "core/check.hpp"
 #include "core/workspace.hpp"
+#include "policy/activation.hpp"
 
 /// What a call computes on: the backend that it names or is given, and what it holds of that while it runs.
 namespace mha::inline MHA_NAMESPACE::detail {
@@ -37,6 +38,21 @@ template <class Named, class Default, class... Extra>
 using CallBackend = OrNoBackend<typename std::conditional_t<std::is_void_v<Named>, GivenBackend<Default, Extra...>,
                                                             std::type_identity<Named>>::type>;
 
+/// The value of T among a constructor's arguments, or a new one.
+template <class T> constexpr T given_or_default() {
+  constexpr bool has_default = std::default_initializable<T>, has_role = Backend<T> || Activation<T>;
+  static_assert(has_default || !has_role,
+                "mha: this backend or activation has no default constructor: give its value to the constructor, "
+                "layer({…}, value), linear({…}, value) (see mha/call_backend.hpp)");
+  return default_value<T>();
+}
+template <class T, class V, class... Rest> constexpr T given_or_default(const V& first, const Rest&... rest) {
+  if constexpr (std::same_as<V, T>)
+    return first;
+  else
+    return given_or_default<T>(rest...);
+}
+
 /// The call's backend, or a new one.
 template <class B> B call_backend() {
   constexpr bool header_missing = std::same_as<B, NoBackend<true>>, backend = !std::same_as<B, NoBackend<false>>;
@@ -49,10 +65,7 @@ template <class B> B call_backend() {
   static_assert(std::default_initializable<B>,
                 "mha: this backend has no default constructor: give its value to the call, "
                 "attention(q, k, v, backend) (see mha/backend/backend.hpp)");
-  if constexpr (std::default_initializable<B>)
-    return B{};
-  else
-    std::abort();  // never run: the assertion has failed
+  return default_value<B>();
 }
 template <class B, class E, class... Rest> decltype(auto) call_backend(const E& first, const Rest&... rest) {
   if constexpr (std::same_as<E, B>) {

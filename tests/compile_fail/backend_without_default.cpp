@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// expect: mha: this backend has no default constructor: give its value to the constructor
+// expect: mha: this backend or activation has no default constructor: give its value to the constructor
 #include <mha/mha.hpp>
 
 struct Fixed : mha::Serial {

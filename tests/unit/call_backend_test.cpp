@@ -37,6 +37,15 @@ TEST(CallBackend, IsTheOneThatIsNamedThenTheOneThatIsGivenThenTheDefault) {
   static_assert(std::is_same_v<CallBackend<int, Other>, mha::detail::NoBackend<false>>);
 }
 
+struct Steep {
+  double slope = 1;
+};
+
+TEST(ConstructorValue, IsTheGivenOneOrANewOne) {
+  EXPECT_EQ(mha::detail::given_or_default<Steep>(Reference{}, Steep{3}).slope, 3);
+  EXPECT_EQ(mha::detail::given_or_default<Steep>(Reference{}).slope, 1);
+}
+
 TEST(CallBackend, IsTheValueThatTheCallIsGiven) {
   const Reference own, given;
   const mha::Causal causal;

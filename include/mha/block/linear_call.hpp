@@ -2,7 +2,6 @@
 #pragma once
 
 #include <concepts>
-#include <cstdlib>
 
 #include "../backend/backend.hpp"
 #include "../backend/default.hpp"
@@ -19,24 +18,6 @@
 
 /// What a Linear and a FeedForward are made of and called with, and what is refused.
 namespace mha::inline MHA_NAMESPACE::detail {
-
-/// One with T in the list, else a new one.
-template <class T> T given_or_default() {
-  constexpr bool has_default = std::default_initializable<T>, has_role = Backend<T> || Activation<T>;
-  static_assert(has_default || !has_role,
-                "mha: this backend or activation has no default constructor: give its value to the constructor, "
-                "Linear<…> linear({…}, value) (see mha/block/linear.hpp)");
-  if constexpr (has_default)
-    return T{};
-  else
-    std::abort();  // never run: the assertion has failed
-}
-template <class T, class V, class... Rest> T given_or_default(const V& first, const Rest&... rest) {
-  if constexpr (std::same_as<V, T>)
-    return first;
-  else
-    return given_or_default<T>(rest...);
-}
 
 /// The activation in the list, else a new one.
 ///

@@ -50,6 +50,14 @@ template <class...> inline constexpr bool valid = false;
 struct Refused {
   template <class T> operator T() const;
 };
+
+/// T{}, behind a static_assert that refuses a T without a default constructor: nothing more is said of such a T.
+template <class T> constexpr T default_value() {
+  if constexpr (std::is_default_constructible_v<T>)
+    return T{};
+  else
+    std::abort();
+}
 /// What a sentence has refused already, among the arguments of a call.
 template <class E>
 concept RefusedArgument = std::same_as<std::remove_cvref_t<E>, Refused>;

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <concepts>
-#include <cstdlib>
 #include <type_traits>
 
 #include "../backend/backend.hpp"
@@ -27,23 +26,6 @@ template <class Scalar, class B, class... P> struct LayerOf {
   using ByRole = PoliciesByRole<P...>;
   using type = TrainableLayer<Scalar, On, ByRole>;
 };
-
-/// The backend among the constructor's arguments, else a new one.
-template <class B> constexpr B backend_value() {
-  static_assert(std::default_initializable<B>,
-                "mha: this backend has no default constructor: give its value to the constructor, "
-                "layer({...}, backend) (see mha/layer/multi_head_attention.hpp)");
-  if constexpr (std::default_initializable<B>)
-    return B{};
-  else
-    std::abort();  // never run: the assertion has failed
-}
-template <class B, class V, class... Rest> constexpr B backend_value(const V& first, const Rest&... rest) {
-  if constexpr (std::same_as<V, B>)
-    return first;
-  else
-    return backend_value<B>(rest...);
-}
 
 /// The sentences for what a layer cannot be called on: x, or the memory among what follows it.
 template <class Scalar, class X, class... Extra> Refused refuse_sequence() {
@@ -104,7 +86,8 @@ class MultiHeadAttention : public detail::LayerOf<Scalar, B, Policies...>::type 
  public:
   template <class... Values>
   explicit MultiHeadAttention(const Config& config, const Values&... values)
-      : Chosen::type(config, Chosen::ByRole::from(values...), detail::backend_value<typename Chosen::On>(values...)) {
+      : Chosen::type(config, Chosen::ByRole::from(values...),
+                     detail::given_or_default<typename Chosen::On>(values...)) {
     static_assert(((!detail::BackendArgument<Values> || std::same_as<Values, B>)&&...),
                   "mha: the constructor got a backend of another type than the layer's: write that type, "
                   "MultiHeadAttention<float, mha::CpuWith<mha::Serial>> (see mha/layer/multi_head_attention.hpp)");

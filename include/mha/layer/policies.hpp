@@ -2,9 +2,9 @@
 #pragma once
 
 #include <concepts>
-#include <cstdlib>
 #include <type_traits>
 
+#include "../core/check.hpp"
 #include "../policy/concat.hpp"
 #include "../policy/dropout.hpp"
 #include "../policy/heads.hpp"
@@ -51,10 +51,7 @@ template <Role R, class Policy> constexpr Policy policy_value() {
   static_assert(std::default_initializable<Policy>,
                 "mha: this policy has a member without a default: give its value to the constructor, "
                 "layer({...}, mha::SlidingWindow{.left = 256}) (see mha/layer/multi_head_attention.hpp)");
-  if constexpr (std::default_initializable<Policy>)
-    return Policy{};
-  else
-    std::abort();  // never run: the assertion has failed
+  return default_value<Policy>();
 }
 template <Role R, class Policy, class V, class... Rest>
 constexpr Policy policy_value(const V& first, const Rest&... rest) {

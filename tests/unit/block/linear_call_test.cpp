@@ -12,15 +12,6 @@
 
 namespace {
 
-struct Steep {
-  double slope = 1;
-};
-
-TEST(LinearCall, AValueIsTheGivenOneOrANewOne) {
-  EXPECT_EQ(mha::detail::given_or_default<Steep>(mha::Cpu{}, Steep{3}).slope, 3);
-  EXPECT_EQ(mha::detail::given_or_default<Steep>(mha::Cpu{}).slope, 1);
-}
-
 float doubled(float x) { return 2 * x; }
 
 TEST(LinearCall, AnActivationIsNoNullFunction) {
