@@ -59,7 +59,8 @@ template <class T, int Rank> struct TensorView {
     static_assert(
         detail::valid<Other>,
         "mha: a view takes no elements by assignment: write them one by one, v(i) = x; a layer's matrices take a "
-        "matrix, p.query = m (see mha/core/view.hpp)");
+        "matrix, p.query = m, those of a Linear through a row-major Eigen::Map, "
+        "Eigen::Map<Matrix>(p.weight.data, in, out) = m (see mha/core/view.hpp)");
     return *this;
   }
 
