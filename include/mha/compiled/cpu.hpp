@@ -29,6 +29,7 @@ using Revision = FilesOfOneRevision<
     sizeof(simd::AnyDerivative<float>), sizeof(simd::TileKernels<float>), sizeof(simd::FewRowsKernels<float, float>),
     sizeof(LayerProducts<float, Cpu>), sizeof(DenseBackward<float, Cpu>)>;
 #if MHA_KERNELS_ELSEWHERE
+// Of each file: the linker would keep one of an inline variable, and ask for its function alone.
 __attribute__((used)) static void (*const revision)() = &compile_all_files_again<Revision>;
 #endif
 
