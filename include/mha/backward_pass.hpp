@@ -12,7 +12,6 @@
 #include "call_backend.hpp"
 #include "checked_call.hpp"
 #include "core/check.hpp"
-#include "core/math.hpp"
 #include "core/overlap.hpp"
 #include "device_score_gradients.hpp"
 #include "score_gradients.hpp"

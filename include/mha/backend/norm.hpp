@@ -4,7 +4,6 @@
 #include <cstddef>
 
 #include "../core/dual.hpp"
-#include "../core/items.hpp"
 #include "../core/scalar.hpp"
 #include "../core/view.hpp"
 #include "backend.hpp"

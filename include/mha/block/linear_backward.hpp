@@ -11,7 +11,6 @@
 #include "../backend/epilogue_backward.hpp"
 #include "../core/check.hpp"
 #include "../core/view.hpp"
-#include "../policy/activation_derivative.hpp"
 #include "../policy/dropout.hpp"
 #include "cost.hpp"
 #include "dense_backward.hpp"

@@ -3,7 +3,6 @@
 
 #include <cstddef>
 
-#include "../core/items.hpp"
 #include "../core/scalar.hpp"
 #include "../core/view.hpp"
 

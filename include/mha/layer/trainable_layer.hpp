@@ -10,7 +10,6 @@
 #include "../block/device_gradients.hpp"
 #include "../block/recording.hpp"
 #include "../block/rows.hpp"
-#include "../block/trainable.hpp"
 #include "../block/weights_version.hpp"
 #include "../call_backend.hpp"
 #include "../core/check.hpp"

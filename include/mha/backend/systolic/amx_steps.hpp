@@ -5,7 +5,6 @@
 #include <cstdint>
 
 #include "../../config.hpp"
-#include "../../core/check.hpp"
 #include "../../core/scalar.hpp"
 #include "amx.hpp"
 #include "product_unit.hpp"

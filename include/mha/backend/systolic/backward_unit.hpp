@@ -4,7 +4,6 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "../../core/check.hpp"
 #include "../../core/scalar.hpp"
 #include "../simd/backward_kernels.hpp"
 #include "../simd/isa.hpp"

@@ -3,7 +3,6 @@
 
 #include <cstddef>
 
-#include "../../core/check.hpp"
 #include "backward_unit.hpp"
 #include "pair_operands.hpp"
 #include "product_unit.hpp"
