@@ -119,6 +119,13 @@ template <class E>
 concept DropoutSeedArgument = std::same_as<std::remove_cvref_t<E>, DropoutSeed>;
 template <class E>
 concept IntoArgument = is_into<std::remove_cvref_t<E>>;
+/// What a call of a layer, a Linear, a FeedForward or a norm records itself on for its backward pass.
+template <class E>
+concept CallTapeArgument = requires {
+  requires std::remove_cvref_t<E>::is_call_tape;
+};
+/// Whether there is one among a call's arguments.
+template <class... Extra> constexpr bool has_call_tape = (CallTapeArgument<Extra> || ...);
 constexpr bool is_call_role(Role r) {
   return r == Role::mask || r == Role::score || r == Role::sink || r == Role::dropout || r == Role::ambiguous;
 }

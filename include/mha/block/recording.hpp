@@ -15,14 +15,6 @@
 /// What calls on a tape and their backward passes are given, and what is refused.
 namespace mha::inline MHA_NAMESPACE::detail {
 
-/// What a call of a layer, a Linear, a FeedForward or a norm records itself on for its backward pass.
-template <class E>
-concept CallTapeArgument = requires {
-  requires std::remove_cvref_t<E>::is_call_tape;
-};
-/// Whether there is one among a call's arguments.
-template <class... Extra> constexpr bool has_call_tape = (CallTapeArgument<Extra> || ...);
-
 /// Whether what a call reads is still there in its backward pass.
 template <class E> constexpr bool outlasts_call() {
   if constexpr (Sequence<E>)

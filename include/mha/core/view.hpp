@@ -59,8 +59,7 @@ template <class T, int Rank> struct TensorView {
     static_assert(
         detail::valid<Other>,
         "mha: a view takes no elements by assignment: write them one by one, v(i) = x; a layer's matrices take a "
-        "matrix, p.query = m, those of a Linear through a row-major Eigen::Map, "
-        "Eigen::Map<Matrix>(p.weight.data, in, out) = m (see mha/core/view.hpp)");
+        "matrix, p.query = m, and those of a Linear are row-major at p.weight.data (see mha/core/view.hpp)");
     return *this;
   }
 

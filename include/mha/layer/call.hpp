@@ -4,7 +4,6 @@
 #include <type_traits>
 
 #include "../backend/backend.hpp"
-#include "../block/recording.hpp"
 #include "../call.hpp"
 #include "../core/check.hpp"
 #include "../core/workspace.hpp"
