@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstddef>
+#include <span>
 #include <type_traits>
 
 #include "../block/arguments.hpp"
@@ -175,47 +177,49 @@ void require_beside_gradients(const RecordedTensors<T>& recorded, const BesideGr
   require_key_values_to(recorded, given.key_values);
 }
 
-/// What a layer's backward pass writes shares no memory with what else it writes, nor with what it reads.
+/// What a backward pass writes, the gradients of parameters among it, shares no memory with what else it writes, nor
+/// with what it reads.
+template <class Views>
+void require_written_apart(std::span<const NamedArray> written, std::span<const NamedArray> read,
+                           const NamedArray& gradients, const Views& parameters) {
+  const auto apart = [](const NamedArray& a, const NamedArray& b) {
+    require(!share_bytes(a.at, b.at), "backward: ", a.name, " overlaps ", b.name);
+  };
+  for (const NamedArray& from : read) apart(from, gradients);
+  for (std::size_t i = 0; i < written.size(); ++i) {
+    for (const NamedArray& from : read) apart(written[i], from);
+    for (const NamedArray& other : written.subspan(i + 1)) apart(written[i], other);
+    apart(written[i], gradients);
+    require_apart_from_parameters(written[i].name, written[i].at, parameters);
+  }
+}
+
+/// The same of what backward() of a recorded call is given.
 template <class T, class Gradients>
 void require_layer_apart(const RecordedTensors<T>& recorded, const TensorView<const T, 3>& dy,
                          const ParameterViews<const T>& w, const Gradients* gradients, const TensorView<T, 3>& dx,
                          const BesideGradients<T>& given) {
-  const auto numbers = memory_of_given(gradients);
-  const TensorView<T, 3>& d_memory = given.memory.to;
-  const Footprint of_rows = given.d_log_sum_exp ? footprint(*given.d_log_sum_exp) : Footprint{};
-  const auto apart = [&](const char* name, const TensorView<T, 3>& to) {
-    require_apart(name, to, recorded.x, dy, numbers);
-    require_apart_from_parameters(name, footprint(to), w);
-    require(!share_elements(to, recorded.memory), "backward: ", name, " overlaps the memory");
-    require(!share_bytes(footprint(to), of_rows), "backward: ", name, " overlaps the LogSumExpGradient");
-  };
-  apart("dx", dx);
-  require(!may_overlap(recorded.memory, numbers), "backward: the memory overlaps the gradients");
-  require(!share_bytes(of_rows, footprint(numbers)), "backward: the LogSumExpGradient overlaps the gradients");
-  if (d_memory.data != nullptr) apart("d_memory", d_memory);
-  require(d_memory.data == nullptr || !share_elements(dx, d_memory), "backward: dx overlaps d_memory");
-  const NamedArray others[] = {{"x", footprint(recorded.x)},
-                               {"the memory", footprint(recorded.memory)},
-                               {"dy", footprint(dy)},
-                               {"dx", footprint(dx)},
-                               {"d_memory", footprint(d_memory)},
-                               {"the gradients", footprint(numbers)},
-                               {"the LogSumExpGradient", of_rows}};
-  const auto table_apart = [&](const char* name, const Footprint& to) {
-    for (const NamedArray& other : others)
-      require(!share_bytes(to, other.at), "backward: ", name, " overlaps ", other.name);
-    require_apart_from_parameters(name, to, w);
-    if constexpr (requires { gradients->score; })
-      require(gradients == nullptr || !share_bytes(to, footprint(&gradients->score, 1)), "backward: ", name,
-              " overlaps the gradients of the layer's score");
-  };
-  const NamedArray tables[] = {{"the BiasGradient", footprint(given.bias.own)},
-                               {"the BiasGradient", footprint(given.bias.wide)},
-                               {"the ScoreGradient", given.score.at},
-                               {"the KeyValueGradients' key", footprint(given.key_values.key)},
-                               {"the KeyValueGradients' value", footprint(given.key_values.value)}};
-  for (const NamedArray& table : tables) table_apart(table.name, table.at);
-  require_apart("backward", tables, {});
+  require_own_memory("backward", "dx", dx, axes_of_rows);
+  require_own_memory("backward", "d_memory", given.memory.to, axes_of_rows);
+  const NamedArray read[] = {
+      {"x", footprint(recorded.x)},
+      {"dy", footprint(dy)},
+      {"the memory", footprint(recorded.memory)},
+      {"the keys", footprint(recorded.key)},
+      {"the values", footprint(recorded.value)},
+      {"the LogSumExpGradient", given.d_log_sum_exp ? footprint(*given.d_log_sum_exp) : Footprint{}}};
+  Footprint of_score{};
+  if constexpr (requires { gradients->score; })
+    if (gradients != nullptr) of_score = footprint(&gradients->score, 1);
+  const NamedArray written[] = {{"the ScoreGradient", given.score.at},
+                                {"the BiasGradient", footprint(given.bias.own)},
+                                {"the BiasGradient", footprint(given.bias.wide)},
+                                {"the KeyValueGradients' key", footprint(given.key_values.key)},
+                                {"the KeyValueGradients' value", footprint(given.key_values.value)},
+                                {"dx", footprint(dx)},
+                                {"d_memory", footprint(given.memory.to)},
+                                {"the gradients of the layer's score", of_score}};
+  require_written_apart(written, read, {"the gradients", footprint(memory_of_given(gradients))}, w);
 }
 
 /// The sentences for what backward() may be given after the tape.

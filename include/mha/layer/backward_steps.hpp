@@ -141,7 +141,8 @@ class LayerBackwardSteps final : public BackwardSteps<Accumulator<T>> {
     const RowPositions& of_x = own ? own_positions_ : queries;
     run_position_backward<B, A>(position_, d_q_, of_x, items_);
     if constexpr (Norm::has_weights) norm(recorded_.q_before_norm, w_.query_norm, d_q_, gradients_.query_norm);
-    if (recorded_.made_keys()) turn_back_keys(cached || (own && beside) ? of_x : keys);
+    const bool turned_as_x = cached || (own && same_view(recorded_.x, recorded_.memory));
+    if (recorded_.made_keys()) turn_back_keys(turned_as_x ? of_x : keys);
     const Part parts[] = {{w_.query, gradients_.query}, {w_.key, gradients_.key}, {w_.value, gradients_.value}};
     const std::span<const Part> all(parts);
     project(recorded_.x, d_q_, beside ? all : all.first(1), tensors_.dx);

@@ -319,13 +319,12 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Reco
                                                           key, value);
     if (gradients != nullptr) detail::require_gradients("backward", detail::shapes_of(*gradients), shapes());
     const auto numbers = detail::memory_of_given(gradients);
-    detail::require_apart("d_memory", d_memory.to, Rows{}, Rows{}, numbers);
-    detail::require(!detail::share_elements(d_memory.to, memory), "backward: d_memory overlaps the memory");
-    detail::require(!detail::may_overlap(memory, numbers), "backward: the memory overlaps the gradients");
-    detail::require_apart_from_parameters("d_memory", detail::footprint(d_memory.to), parameters_.views());
-    for (const auto& view : {key, value})
-      detail::require(!detail::share_bytes(detail::footprint(d_memory.to), detail::footprint(view)),
-                      "backward: d_memory overlaps the KeyValueGradients");
+    detail::require_own_memory("backward", "d_memory", d_memory.to, detail::axes_of_rows);
+    const detail::NamedArray read[] = {{"the memory", detail::footprint(memory)},
+                                       {"the KeyValueGradients' key", detail::footprint(key)},
+                                       {"the KeyValueGradients' value", detail::footprint(value)}},
+                             written[] = {{"d_memory", detail::footprint(d_memory.to)}};
+    detail::require_written_apart(written, read, {"the gradients", detail::footprint(numbers)}, parameters_.views());
     detail::require_supported(backend, "backward");
     tape.arrays_.require_reachable(backend, "backward");
     detail::require_reachable(backend, "backward", "the memory", memory);

@@ -179,6 +179,23 @@ TEST(TrainableLayer, GradientsOfRowsAtPositionsOfTheirOwn) {
   expect_cross("positions, cross", cross, 2, 3, 4, mha::Positions{apart});
 }
 
+TEST(TrainableLayer, PositionsOfXAreThoseOfKeysMadeFromItAsTheMemoryToo) {
+  mha::MultiHeadAttention<double, mha::Cpu, mha::Rotary<>, mha::QkNorm> layer({.d_model = 8, .num_heads = 2});
+  draw(layer, "x as the memory");
+  const std::vector<Index> position{0, 9, 2, 7, 4};
+  const Rows x = random_rows("x as the memory", 1, 5, 8), dy = random_rows("x as the memory, dy", 1, 5, 8);
+  auto tape = layer.tape(), tape_of_both = layer.tape();
+  auto expected = layer.gradients(), g = layer.gradients();
+  const Rows y = layer(x, tape, mha::Positions{position}),
+             y_of_both = layer(x, x, tape_of_both, mha::Positions{position});
+  EXPECT_TRUE(std::ranges::equal(y_of_both, y));
+  const Rows exact = layer.backward(dy, tape, expected);
+  Rows d_memory(1, 5, 8);
+  const Rows dx = layer.backward(dy, tape_of_both, g, mha::memory_into(d_memory));
+  for (std::size_t i = 0; i < dx.size(); ++i) EXPECT_NEAR(dx.data()[i] + d_memory.data()[i], exact.data()[i], 1e-12);
+  for (std::size_t i = 0; i < g.flat().size(); ++i) EXPECT_NEAR(g.flat()[i], expected.flat()[i], 1e-12) << i;
+}
+
 TEST(TrainableLayer, TextsAfterOnePromptHaveTheGradientsOfThePromptBeforeEach) {
   mha::MultiHeadAttention<double, mha::Cpu, mha::Rotary<>> layer({.d_model = 8, .num_heads = 2});
   draw(layer, "one prompt");
