@@ -29,13 +29,17 @@ class StepPlan {
     growths_.reserve(named_.size());
   }
 
-  /// The slots of sequences, each of which is named once.
-  std::span<const Index> slots(const char* call, const SequenceBook& book, std::span<const SequenceId> sequences) {
+  /// The slots of sequences, each of which is named once, unless `again`.
+  std::span<const Index> slots(const char* call, const SequenceBook& book, std::span<const SequenceId> sequences,
+                               bool again = false) {
+    require(!again || sequences.size() <= named_.size(), call, ": ", sequences.size(),
+            " sequences are named, the cache has memory for ", named_.size(),
+            ": make it with CacheSizes{.sequences = more}");
     slots_.clear();
     std::fill(named_.begin(), named_.end(), false);
     for (std::size_t i = 0; i < sequences.size(); ++i) {
       const Index slot = book.slot(call, sequences[i], i);
-      require(!named_[static_cast<std::size_t>(slot)], call, ": sequences ",
+      require(again || !named_[static_cast<std::size_t>(slot)], call, ": sequences ",
               std::find(slots_.begin(), slots_.end(), slot) - slots_.begin(), " and ", i, " are the same one");
       named_[static_cast<std::size_t>(slot)] = true;
       slots_.push_back(slot);
@@ -52,12 +56,15 @@ class StepPlan {
     return from;
   }
 
-  /// What a step adds to them, none of which becomes longer than `limit`.
+  /// What a step adds to them, none of which becomes longer than `limit`. A step that adds nothing may name a sequence
+  /// again.
   std::span<const Growth> growths(const char* call, const SequenceBook& book, std::span<const SequenceId> sequences,
                                   const RowCounts& rows, Index limit) {
     require(!rows.is_list() || rows.all().size() == sequences.size(), call, ": sequences has size ", sequences.size(),
             " but rows has size ", rows.all().size());
-    slots(call, book, sequences);
+    bool reads = true;
+    for (std::size_t i = 0; i < sequences.size(); ++i) reads = reads && rows[i] == 0;
+    slots(call, book, sequences, reads);
     growths_.clear();
     std::int64_t all = 0;
     for (std::size_t i = 0; i < sequences.size(); ++i) {

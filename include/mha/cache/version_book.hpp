@@ -25,10 +25,10 @@ class VersionBook {
   std::uint64_t of(Index slot, Index layer) const { return versions_[at(slot, layer)]; }
 
   /// Checks that the layer's rows of the sequences are by weights of this version, as far as it is known.
-  void check(std::span<const Growth> growths, Index layer, std::uint64_t version) const {
+  void check(std::span<const Growth> growths, Index layer, std::uint64_t version, const char* call = "layer") const {
     for (std::size_t b = 0; b < growths.size(); ++b) {
       const std::uint64_t before = of(growths[b].slot, layer);
-      require(growths[b].length == 0 || before == 0 || before == version, "layer: sequence ", b,
+      require(growths[b].length == 0 || before == 0 || before == version, call, ": sequence ", b,
               " has keys and values of layer ", layer,
               " that were projected with other weights than the layer has now: truncate it to 0, or add() a new one");
     }

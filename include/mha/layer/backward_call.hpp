@@ -311,7 +311,11 @@ template <class T, class B, class X, class... Extra> constexpr bool check_record
   static_assert(step_first,
                 "mha: the step of a cache comes next to x, in the place of a memory: layer(x, step[i], tape) (see "
                 "mha/layer/cache_step.hpp)");
-  if constexpr (rows && sources && step_first && check_call_recording<LayerTape<T, B>, Extra...>()) {
+  constexpr bool held = !((SourceArgument<Extra> && DropsKeys<std::remove_cvref_t<Extra>>) || ...);
+  static_assert(held,
+                "mha: a tape records no call over a source that drops keys, such as RingKv: give the call a source "
+                "that keeps all (see mha/layer/recording_layer.hpp)");
+  if constexpr (rows && sources && held && step_first && check_call_recording<LayerTape<T, B>, Extra...>()) {
     check_layer_arguments<BesideTape<Extra>...>();
     return true;
   }

@@ -42,7 +42,7 @@ enum class KeysFrom : unsigned char {
   x,          ///< its own rows
   memory,     ///< the rows of a memory
   cache,      ///< its own rows, and others before them, which were made earlier
-  projection  ///< of project_memory(), made earlier
+  projection  ///< of project_memory() or a source, made earlier
 };
 
 /// Where the gradients of a call's keys and values go that it did not make.

@@ -9,6 +9,7 @@
 #include <string>
 #include <type_traits>
 
+#include "../backend/backend.hpp"
 #include "../cache/books.hpp"
 #include "../cache/kv_source.hpp"
 #include "../cache/step_lists.hpp"
@@ -77,10 +78,10 @@ template <class Cache> class LayerStep {
   }
 
   /// Checks that the cache is one of a layer of these sizes.
-  void check_sizes(const Config& c) const {
+  void check_sizes(const Config& c, const char* call = "layer") const {
     static_cast<void>(open());
-    const auto agree = [](const char* axis, Index own, Index stored) {
-      detail::require_equal("layer", axis, "the layer", own, "the cache", stored);
+    const auto agree = [call](const char* axis, Index own, Index stored) {
+      detail::require_equal(call, axis, "the layer", own, "the cache", stored);
     };
     agree("key/value heads", c.num_kv_heads, cache_->shape_.heads);
     agree("head size", c.head_dim, cache_->shape_.dim);
@@ -137,15 +138,16 @@ template <class Cache> class LayerStep {
                                           cache_->memory_.tile_bytes());
   }
 
-  /// Checks that a layer may write that is called on x (B, n, E): its sizes, its weights, once, and the rows of the
+  /// Checks that a layer may write that is called on rows (B, n, E): its sizes, its weights, once, and the rows of the
   /// step.
-  void check(const Config& c, std::uint64_t weights_version, Index batch, Index length) const {
+  void check(const Config& c, std::uint64_t weights_version, Index batch, Index length, const char* call = "layer",
+             const char* name = "x") const {
     using detail::require;
-    check_sizes(c);
-    detail::require_step_rows("layer", "x", batch, length, now().growths, rows());
-    require(!cache_->written_[static_cast<std::size_t>(layer_)], "layer: layer ", layer_,
+    check_sizes(c, call);
+    detail::require_step_rows(call, name, batch, length, now().growths, rows());
+    require(!cache_->written_[static_cast<std::size_t>(layer_)], call, ": layer ", layer_,
             " of the cache was written in this step already");
-    cache_->versions_.check(now().growths, layer_, weights_version);
+    cache_->versions_.check(now().growths, layer_, weights_version, call);
   }
 
   /// Writes keys (B, n, Hkv, D) and values (B, n, Hkv, Dv) of the step's rows in their order.
@@ -304,6 +306,23 @@ template <class T>
 concept LayerStepArgument = requires {
   requires std::remove_cvref_t<T>::is_layer_step;
 };
+/// The sentence for a cache that the backend does not reach.
+template <class B, LayerStepArgument Step> constexpr void check_cache_memory() {
+  static_assert(Step::memory == memory_of<B>,
+                "mha: the KvCache is in the memory of another machine than the one this backend computes on: make it "
+                "by make_cache() of a layer on that backend (see mha/layer/kv_cache.hpp)");
+}
+
+/// Where the rows (B, n, ·) of a step's sequences stand, or (1, Σn, ·) one sequence after another.
+template <LayerStepArgument Step> RowPositions positions_of_step(const Step& step, Index batch) {
+  const CallShape shape = step.shape(1);
+  const bool side_by_side = batch == 1 && shape.batch != 1;
+  return {shape.origin, side_by_side ? step.offsets().data() : nullptr, shape.batch, shape.queries};
+}
+
+/// Whether what follows the memory of a project_memory() begins with one.
+template <class... Extra> constexpr bool begins_with_step = false;
+template <class First, class... Rest> constexpr bool begins_with_step<First, Rest...> = LayerStepArgument<First>;
 
 }  // namespace detail
 

@@ -52,9 +52,7 @@ template <class T, LayerStepArgument Step> CallNames layer_names(const TensorVie
 template <class B, class T, class Memory>
 decltype(auto) memory_of_call(const TensorView<const T, 3>& x, const Memory& memory) {
   if constexpr (LayerStepArgument<Memory>) {
-    static_assert(Memory::memory == memory_of<B>,
-                  "mha: the KvCache is in the memory of another machine than the one this backend computes on: make it "
-                  "by make_cache() of a layer on that backend (see mha/layer/kv_cache.hpp)");
+    check_cache_memory<B, Memory>();
     return (x);
   } else {
     return (memory);
@@ -84,16 +82,21 @@ CallOptions<Accumulator<T>> layer_options(const Config& config, const Dropout& d
     take_step(memory, batch, options);
   else if constexpr (is_key_values<Memory>)
     take_projected_offsets(memory.offsets, memory.key.extent(0), options.ragged);
+  else if constexpr (KvSource<Memory>)
+    check_source<memory_of<B>>("layer", memory, options.ragged);
   return options;
 }
 
 /// Keys and values that a call attends to, and where they are made, at what positions: of a call without a cache the
 /// buffers themselves, from position 0 on.
 template <class T, class Memory>
-auto source_of(const CallNames& names, const TensorView<const T, 4>& q, const TensorView<const T, 4>& key,
-               const TensorView<const T, 4>& value, const Memory& memory, const std::optional<Ragged>& ragged) {
+decltype(auto) source_of(const CallNames& names, const TensorView<const T, 4>& q, const TensorView<const T, 4>& key,
+                         const TensorView<const T, 4>& value, const Memory& memory,
+                         const std::optional<Ragged>& ragged) {
   if constexpr (LayerStepArgument<Memory>)
     return memory.source();
+  else if constexpr (KvSource<Memory>)
+    return (memory);
   else
     return kv_of(names, q, shared_by(q, key), shared_by(q, value), ragged);
 }
@@ -106,6 +109,8 @@ template <class Memory, class Call> CallPositions positions_of(const Call& call)
   const RowPositions queries{call.shape.origin, call.q_offsets, call.shape.batch, call.shape.queries};
   if constexpr (LayerStepArgument<Memory>)
     return {queries, queries};
+  else if constexpr (KvSource<Memory>)
+    return {queries, {}};
   else
     return {queries, {Origins(Index{0}), call.kv.offsets.data, call.shape.batch, call.shape.keys}};
 }

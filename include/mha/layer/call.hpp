@@ -66,7 +66,13 @@ template <class... Extra> constexpr void check_project_arguments() {
   static_assert(
       ((RaggedArgument<Extra> || OriginArgument<Extra> || WorkspaceArgument<Extra> || BackendArgument<Extra>)&&...),
       "mha: project_memory takes Ragged, Origin, a Workspace and a backend; masks and scores belong to the call that "
-      "attends, and the tape of layer.memory_tape() comes next to the memory (see mha/layer/call.hpp)");
+      "attends, and a step of a cache or the tape of layer.memory_tape() comes next to the memory (see "
+      "mha/layer/call.hpp)");
+}
+template <class... Extra> constexpr void check_project_step_arguments() {
+  static_assert(((WorkspaceArgument<Extra> || BackendArgument<Extra>)&&...),
+                "mha: project_memory into a cache takes a Workspace and a backend: the step knows the rows and "
+                "positions of its sequences, and records no tape (see mha/layer/projecting_layer.hpp)");
 }
 
 }  // namespace mha::inline MHA_NAMESPACE::detail

@@ -9,9 +9,11 @@
 #include <vector>
 
 #include "../block/rows.hpp"
+#include "../cache/kv_source.hpp"
 #include "../call.hpp"
 #include "../core/borrowed.hpp"
 #include "../core/check.hpp"
+#include "../core/scalar.hpp"
 #include "../core/tensor.hpp"
 #include "../core/view.hpp"
 #include "config.hpp"
@@ -32,12 +34,21 @@ namespace detail {
 template <class T> constexpr bool is_key_values = false;
 template <class T, class Owner> constexpr bool is_key_values<KeyValues<T, Owner>> = true;
 
+/// Keys and values already made, wherever they lie.
+template <class M>
+concept SourceArgument = KvSource<std::remove_cvref_t<M>>;
+/// One that stores what is accumulated as T is.
+template <class M, class T>
+concept SourceOf =
+    SourceArgument<M> && std::same_as<Accumulator<typename std::remove_cvref_t<M>::Scalar>, Accumulator<T>>;
+
 /// What cross-attention attends to: rows still to be projected, or keys and values already made.
 template <class M>
-concept MemoryArgument = Sequence<M> || is_key_values<std::remove_cvref_t<M>>;
+concept MemoryArgument = Sequence<M> || is_key_values<std::remove_cvref_t<M>> || SourceArgument<M>;
 /// One that a layer takes whose project_memory() returns Own.
 template <class M, class Own>
-concept MemoryOf = SequenceOf<M, ScalarOf<decltype(Own::key)>> || std::same_as<std::remove_cvref_t<M>, Own>;
+concept MemoryOf = SequenceOf<M, ScalarOf<decltype(Own::key)>> || std::same_as<std::remove_cvref_t<M>, Own> ||
+    SourceOf<M, ScalarOf<decltype(Own::key)>>;
 template <class Own, class... Extra>
 constexpr bool has_foreign_memory = ((MemoryArgument<Extra> && !MemoryOf<Extra, Own>) || ...);
 /// Whether one follows another argument of the call, and not x.
@@ -54,6 +65,16 @@ void require_fitting_memory(const KeyValues<T, Owner>& memory, const Config& c, 
   require_equal("layer", "heads", "key", memory.key.extent(2), "the layer", c.num_kv_heads);
   require_equal("layer", "head size", "key", memory.key.extent(3), "the layer", c.head_dim);
   require_equal("layer", "head size", "value", memory.value.extent(3), "the layer", c.value_dim);
+}
+
+/// A source has the heads and head sizes of the layer's keys and values.
+inline void require_fitting_source(const KvSizes& source, const Config& c) {
+  const auto agree = [](const char* axis, Index stored, Index own) {
+    require_equal("layer", axis, "the source", stored, "the layer", own);
+  };
+  agree("key/value heads", source.heads, c.num_kv_heads);
+  agree("head size", source.dim, c.head_dim);
+  agree("value head size", source.value_dim, c.value_dim);
 }
 
 /// A call's Ragged over keys and values of a batch that was projected with these offsets: its key offsets are theirs.

@@ -165,6 +165,8 @@ template <class Storage, class F, class B = OnHost> class KvCache : public Cache
   /// Rows for sequences, rows[i] for sequences[i]: memory is reserved for all of them. Both are an array, such as a
   /// std::vector, or a list in braces; `sequences` may be one SequenceId, and `rows` a number, that of each.
   ///
+  /// A step of 0 rows reads alone: it may name a sequence several times, as for beams that attend to one memory.
+  ///
   /// Errors    CacheFull if there is not enough memory for all; ShapeError if a sequence is not of this cache or named
   ///           twice, gets more than max_rows(), would become longer than the storage allows, or a step is open
   [[nodiscard]] Step step(const detail::SequenceList& sequences, const detail::RowCounts& rows) {

@@ -5,14 +5,12 @@
 #include <span>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "../block/arguments.hpp"
 #include "../block/recording.hpp"
 #include "../call.hpp"
 #include "../call_backend.hpp"
 #include "../checked_call.hpp"
-#include "../positions.hpp"
 #include "../staged.hpp"
 #include "cached_call.hpp"
 #include "call.hpp"
@@ -76,7 +74,10 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
 
   /// Cross-attention: queries from x, keys and values from memory.
   ///
-  /// Shapes    x (Lq, E)  memory (Lk, E_kv), or (B, Lq, E) and (B or 1, Lk, E_kv), or what project_memory() returned
+  /// Shapes    x (Lq, E)  memory (Lk, E_kv), or (B, Lq, E) and (B or 1, Lk, E_kv), or what project_memory() returned,
+  ///           or a source (B, lengths of its own, Hkv, D) as attention() takes it, such as PagedKv or step.source(i)
+  ///           of a cache, of keys and values as project_memory() makes them; with x (ΣLq, E) and Ragged{query
+  ///           offsets} too. Where Origin is not given, each sequence's last query meets its last key
   template <SequenceOf<T> X, detail::MemoryOf<KeyValues> Memory, class... Extra>
   requires(!(detail::CallTapeArgument<Extra> || ...)) [[nodiscard]] auto operator()(const X& x, const Memory& memory,
                                                                                     Extra&&... extra) const {
@@ -114,20 +115,6 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
     detail::check_prefill_arguments<Extra...>();
     detail::require_short_form("prefill", cache);
     return in_steps(x, cache, cache.max_rows(), extra...);
-  }
-
-  /// Keys and values of a memory, projected once.
-  ///
-  /// Shapes    memory (Lk, E_kv) or (B, Lk, E_kv)
-  /// Then      Ragged; Origin, the position that each sequence's first key is turned to, 0 if not given: for keys that
-  ///           are to stand further on among others, because masks count keys from 0; a Workspace, a backend
-  /// Errors    ShapeError if memory has not kv_model columns, a Ragged or an Origin is of other sizes, or there are no
-  ///           weights yet
-  template <SequenceOf<T> Memory, class... Extra>
-  requires(!detail::records_memory<Extra...>) [[nodiscard]] KeyValues
-      project_memory(const Memory& memory, Extra&&... extra) const {
-    return made_of(
-        memory, [](const auto&...) {}, extra...);
   }
 
   /// The softmax of every head, which a call never stores: (B, Hq, Lq, Lk), in the backend's memory.
@@ -291,45 +278,9 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
     return detail::run_weights(backend, call, scope.workspace);
   }
 
-  void finish_keys(const TensorView<T, 4>& keys, const ParameterViews<const T>& w, const RowPositions& at,
-                   const detail::ItemsOn<B>& items) const {
-    detail::run_norm<B, T>(norm_, keys, products_.vectors(w).key_norm, items);
-    detail::run_position<B, T>(position_, keys, at, items);
-  }
-
  protected:
   using Weights::backend_, Weights::config_, Weights::norm_, Weights::parameters_, Weights::position_,
       Weights::products_, Weights::require_weights;
-
-  /// Keys and values of a memory; before(scope, rows, where they stand, keys) runs before norm and position do.
-  template <class Memory, class Before, class... Extra>
-  MHA_NO_INLINE KeyValues made_of(const Memory& memory, const Before& before, Extra&... extra) const {
-    detail::check_project_arguments<Extra...>();
-    detail::check_memory_of<B, Memory>();
-    const auto from = detail::read_sequence(memory);
-    check_rows("project_memory", "memory", from, "kv_model", config_.kv_model);
-    const B& backend = detail::backend_or(backend_, extra...);
-    detail::CallScope<B> scope(backend, extra...);
-    const auto options = detail::collect_options<Accumulator<T>>(extra...);
-    RowPositions at = detail::key_positions({"project_memory", "x", "memory", "memory"}, options.ragged, options.origin,
-                                            from.extent[0], from.extent[1]);
-    std::vector<Index> offsets;
-    if (at.offsets != nullptr) offsets.assign(at.offsets, at.offsets + at.sequences + 1);
-    detail::require_supported(backend, "project_memory");
-    detail::require_reachable(backend, "project_memory", "memory", from);
-    if (at.offsets == nullptr) at.sequences = from.extent[0], at.longest = from.extent[1];
-    const RowPositions there = detail::staged_positions(at, scope.backend, scope.frame, scope.workspace);
-    using Made = detail::TensorOf<B, T, 4>;
-    KeyValues to{Made(from.extent[0], from.extent[1], config_.num_kv_heads, config_.head_dim),
-                 Made(from.extent[0], from.extent[1], config_.num_kv_heads, config_.value_dim), std::move(offsets),
-                 parameters_.version()};
-    const auto w = parameters_.views();
-    const TensorView<T, 2> results[] = {detail::rows_of(to.key.view()), detail::rows_of(to.value.view())};
-    products_.run(backend, detail::as_rows(from, scope.frame, scope.items), w, Matrix::key, results, scope.workspace);
-    before(scope, from, at, std::as_const(to).key.view());
-    finish_keys(to.key.view(), w, there, scope.items);
-    return to;
-  }
 
   template <class... Masks> auto all_masks(const Masks&... masks) const {
     return detail::intersect(mask_.own(), detail::collect_masks(masks...));
@@ -360,6 +311,12 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
     if (to.size() > 1) finish_keys(p.to_key, w, at.keys, scope.items);
   }
 
+  void finish_keys(const TensorView<T, 4>& keys, const ParameterViews<const T>& w, const RowPositions& at,
+                   const detail::ItemsOn<B>& items) const {
+    detail::run_norm<B, T>(norm_, keys, products_.vectors(w).key_norm, items);
+    detail::run_position<B, T>(position_, keys, at, items);
+  }
+
   void check_rows(const char* call, const char* name, const TensorView<const T, 3>& v, const char* member,
                   Index width) const {
     require_weights(call);
@@ -377,6 +334,8 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
       memory.check(config_, parameters_.version(), x.extent[0], x.extent[1]);
     } else if constexpr (detail::is_key_values<Memory>)
       detail::require_fitting_memory(memory, config_, parameters_.version());
+    else if constexpr (KvSource<Memory>)
+      detail::require_fitting_source(detail::kv_sizes(memory), config_);
     else
       check_rows("layer", detail::layer_names(x, memory).k, memory, "kv_model", config_.kv_model);
   }

@@ -12,6 +12,7 @@
 #include "../core/check.hpp"
 #include "layer.hpp"
 #include "policies.hpp"
+#include "projecting_layer.hpp"
 #include "recording_layer.hpp"
 #include "trainable_layer.hpp"
 
@@ -27,6 +28,10 @@ template <class Scalar, class B, class... P> struct LayerOf {
   using type = TrainableLayer<Scalar, On, ByRole>;
 };
 
+/// Whether a call is given a source that a layer of this scalar does not read.
+template <class Scalar, class... Extra>
+constexpr bool has_foreign_source = ((SourceArgument<Extra> && !SourceOf<Extra, Scalar>) || ...);
+
 /// The sentences for what a layer cannot be called on: x, or the memory among what follows it.
 template <class Scalar, class X, class... Extra> Refused refuse_sequence() {
   static_assert(Sequence<X>,
@@ -38,7 +43,11 @@ template <class Scalar, class X, class... Extra> Refused refuse_sequence() {
       !misplaced,
       "mha: the memory of cross-attention comes next to x, layer(x, memory, mask), and a result is written by "
       "mha::into(y) (see mha/layer/multi_head_attention.hpp)");
-  static_assert(!Sequence<X> || misplaced,
+  constexpr bool stored = SequenceOf<X, Scalar> && has_foreign_source<Scalar, Extra...>;
+  static_assert(!stored || misplaced,
+                "mha: a source stores keys of the layer's scalar or of another with the same accumulator: float, half "
+                "and bfloat16 go together, double goes with itself (see mha/cache/kv_source.hpp)");
+  static_assert(!Sequence<X> || misplaced || stored,
                 "mha: the layer's scalar and the input's differ: convert the input, such as layer(x.cast<T>().eval()) "
                 "for a layer of T (see mha/layer/multi_head_attention.hpp)");
   return {};

@@ -33,12 +33,12 @@
 
 namespace mha::inline MHA_NAMESPACE {
 
-template <class T, Backend B, class Policies> class Layer;  // in layer.hpp
+template <class T, Backend B, class Policies> class ProjectingLayer;  // in projecting_layer.hpp
 
 /// A layer whose calls may leave on a tape what their backward pass needs, which costs a program nothing that gives
 /// none.
-template <class T, Backend B, class Policies> class RecordingLayer : public Layer<T, B, Policies> {
-  using Base = Layer<T, B, Policies>;
+template <class T, Backend B, class Policies> class RecordingLayer : public ProjectingLayer<T, B, Policies> {
+  using Base = ProjectingLayer<T, B, Policies>;
   using Concat = typename Policies::Concat;
   using Output = typename Policies::Output;
   using Score = typename Policies::Score;
@@ -72,7 +72,7 @@ template <class T, Backend B, class Policies> class RecordingLayer : public Laye
   ///
   /// Then      what a call without a tape is given. What it borrows, x and the memory stay as they are until the
   ///           backward pass has run; the result and a LogSumExp are no part of them. The memory has x's batch. Of a
-  ///           step the tape copies the keys and values of all positions, so that the cache may go on
+  ///           step, and of a source, the tape copies the keys and values of all positions, so that those may go on
   /// Errors    as without, and ShapeError if only packed weights are left and the backend does not unpack them, or
   ///           the step is of a recordable cache; the tape is as it was then, or, if memory ran out or a policy threw,
   ///           has nothing recorded
@@ -144,7 +144,7 @@ template <class T, Backend B, class Policies> class RecordingLayer : public Laye
     const Rows from = detail::read_sequence(x);
     if constexpr (Sequence<First>)
       return record_into(KeysFrom::memory, x, from, Rows(detail::read_memory<B>(first)), extra...);
-    else if constexpr (detail::is_key_values<std::remove_const_t<First>>)
+    else if constexpr (detail::is_key_values<std::remove_const_t<First>> || detail::SourceArgument<First>)
       return record_into(KeysFrom::projection, x, from, first, extra...);
     else if constexpr (detail::LayerStepArgument<First>)
       return record_into(KeysFrom::cache, x, from, first, extra...);
@@ -234,10 +234,8 @@ template <class T, Backend B, class Policies> class RecordingLayer : public Laye
     const auto w = parameters_.views();
     this->project(scope, x, made,
                   detail::positions_of<typename Policies::Position>(scope, x, made.rows, call, memory, extra...), w);
-    if constexpr (cached) {
-      memory.write(made.key, made.value, parameters_.version(), scope.items);
-      detail::gather(scope, call.kv, call.shape, keys.gathered);
-    }
+    if constexpr (cached) memory.write(made.key, made.value, parameters_.version(), scope.items);
+    if constexpr (cached || KvSource<Memory>) detail::gather(scope, call.kv, call.shape, keys.gathered);
     detail::run<true>(backend, call, scope.workspace);
     const auto rows = detail::gated_rows<B, Concat, T>(heads, products_.vectors(w).gate, scope.frame, scope.items);
     detail::finish_rows<Output>(products_, rows, w, y, scope.frame, scope.items, extra...);

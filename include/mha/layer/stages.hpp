@@ -10,6 +10,7 @@
 #include "../backend/epilogue.hpp"
 #include "../block/arguments.hpp"
 #include "../block/rows.hpp"
+#include "../cache/kv_source.hpp"
 #include "../call.hpp"
 #include "../call_backend.hpp"
 #include "../checked_call.hpp"
@@ -57,6 +58,8 @@ template <class B, class T, class Owner> const KeyValues<T, Owner>& read_memory(
   return memory;
 }
 
+template <class B, KvSource Source> const Source& read_memory(const Source& source) { return source; }
+
 /// What the messages of a layer call name its tensors: as attention names them, they would be the layer's own.
 template <class T> CallNames layer_names(const TensorView<const T, 3>& x, const TensorView<const T, 3>& memory) {
   const char* const rows = same_view(x, memory) ? "x" : "memory";
@@ -64,6 +67,9 @@ template <class T> CallNames layer_names(const TensorView<const T, 3>& x, const 
 }
 template <class T, class Owner> CallNames layer_names(const TensorView<const T, 3>&, const KeyValues<T, Owner>&) {
   return {"layer", "x", "key", "value"};
+}
+template <class T, KvSource Source> CallNames layer_names(const TensorView<const T, 3>&, const Source&) {
+  return {"layer", "x", "the source", "the source"};
 }
 
 /// Where a call's queries, keys and values are, and what keys and values are still to be made from.
@@ -99,6 +105,11 @@ Projected<T> projected(const Config& c, const TensorView<const T, 3>& x, const K
                        Frame& frame) {
   const HeadSizes q{c.num_heads, c.head_dim};
   return {head_buffers<T, false>(frame, x.extent[0], x.extent[1], {q})[0], memory.key.view(), memory.value.view()};
+}
+template <class B, class T, KvSource Source, class Frame>
+Projected<T> projected(const Config& c, const TensorView<const T, 3>& x, const Source&, bool, Frame& frame) {
+  const HeadSizes q{c.num_heads, c.head_dim};
+  return {head_buffers<T, false>(frame, x.extent[0], x.extent[1], {q})[0], {}, {}};
 }
 
 /// Checks where the rows are that keys and values are made from, or, of those that are made already, where they are.

@@ -66,6 +66,25 @@ TEST(StepPlan, HasAsManyRowsForEach) {
   EXPECT_TRUE(plan.growths("step", three.book, {}, 7, limit).empty());
 }
 
+TEST(StepPlan, NamesASequenceAgainWhereNothingIsAdded) {
+  const Three three;
+  StepPlan plan(4);
+  const auto a = three.a, b = three.b;
+  const auto growths = plan.growths("step", three.book, std::array{a, b, a, a}, 0, limit);
+  ASSERT_EQ(growths.size(), 4u);
+  for (const std::size_t i : {0u, 2u, 3u}) {
+    EXPECT_EQ(growths[i].slot, three.book.slot("slot", a));
+    EXPECT_EQ(growths[i].length, 5);
+  }
+  const auto refused = [&](const std::vector<SequenceId>& who, const std::vector<Index>& rows) {
+    return message_of([&] { static_cast<void>(plan.growths("ask", three.book, who, rows, limit)); });
+  };
+  EXPECT_EQ(refused({a, b, a}, {0, 1, 0}), "ask: sequences 0 and 2 are the same one");
+  EXPECT_EQ(refused({a, a}, {0, 1}), "ask: sequences 0 and 1 are the same one");
+  EXPECT_EQ(refused({a, a, a, a, b}, {0, 0, 0, 0, 0}),
+            "ask: 5 sequences are named, the cache has memory for 4: make it with CacheSizes{.sequences = more}");
+}
+
 TEST(StepPlan, HasASourceForEachBeam) {
   const auto refused = [](std::size_t beams, const std::vector<Index>& from) {
     return message_of([&] { static_cast<void>(StepPlan::sources(beams, from)); });

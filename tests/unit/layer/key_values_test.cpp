@@ -24,6 +24,11 @@ TEST(KeyValues, AreMemoryOfTheirOwnScalarAlone) {
   static_assert(mha::detail::has_foreign_memory<Made, mha::KeyValues<double>> &&
                 !mha::detail::has_foreign_memory<Made, Made, int>);
   static_assert(mha::detail::misplaced_memory<int, Made> && !mha::detail::misplaced_memory<Made, int>);
+  using mha::ContiguousKv;
+  static_assert(mha::detail::MemoryOf<const ContiguousKv<float>&, Made> &&
+                mha::detail::MemoryOf<ContiguousKv<mha::half>, Made>);
+  static_assert(mha::detail::has_foreign_memory<Made, ContiguousKv<double>> &&
+                mha::detail::misplaced_memory<int, ContiguousKv<float>>);
 }
 
 TEST(KeyValues, FitTheLayerAndItsWeights) {
@@ -39,6 +44,19 @@ TEST(KeyValues, FitTheLayerAndItsWeights) {
   EXPECT_EQ(message(1, 4, 3, 7), "layer: key has 1 head but the layer has 2");
   EXPECT_EQ(message(2, 5, 3, 7), "layer: key has head size 5 but the layer has head size 4");
   EXPECT_EQ(message(2, 4, 4, 7), "layer: value has head size 4 but the layer has head size 3");
+}
+
+TEST(KeyValues, OfASourceFitTheLayer) {
+  const mha::Config c{.num_kv_heads = 2, .head_dim = 4, .value_dim = 3};
+  const auto message = [&](Index heads, Index dim, Index value_dim) {
+    const mha::Tensor<float, 4> key(1, 5, heads, dim), value(1, 5, heads, value_dim);
+    const mha::ContiguousKv<float> source{key.view(), value.view()};
+    return support::message_of([&] { mha::detail::require_fitting_source(mha::detail::kv_sizes(source), c); });
+  };
+  EXPECT_EQ(message(2, 4, 3), "");
+  EXPECT_EQ(message(1, 4, 3), "layer: the source has 1 key/value head but the layer has 2");
+  EXPECT_EQ(message(2, 5, 3), "layer: the source has head size 5 but the layer has head size 4");
+  EXPECT_EQ(message(2, 4, 4), "layer: the source has value head size 4 but the layer has value head size 3");
 }
 
 TEST(KeyValues, OfARaggedBatchAreCutAsTheyWereProjected) {
