@@ -8,7 +8,7 @@
 //             A turn is undone by its transpose, which is what a gradient goes back through
 // Symbols     W = 6 patches in each of 5 rows, L = 30 patches of E = 32 numbers, H = 2 heads of D = 16: X, Y (L, E)
 // Output      lines that end in "yes"
-// Next        models/, whole models
+// Next        39_variants_of_your_own.cpp
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
