@@ -8,7 +8,7 @@
 //             y = h + softmax(h W_Q Kᵀ / √D) V W_O
 // Symbols     E = 32 width of tokens, M = 20 of frames, 4 heads; m (frames, M); x, h, y (rows, E), one of each clip
 // Output      lines that end in "yes"
-// Next        models/, whole models
+// Next        39_variants_of_your_own.cpp
 #include <algorithm>
 #include <cmath>
 #include <cstddef>

@@ -5,13 +5,14 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <type_traits>
 
 #include "../config.hpp"
 
-/// exp, tanh, erf and Φ that a compiler turns into vector code: no branches, no tables, no calls. Policies are
-/// evaluated in loops over tiles of logits or results, where a call per number would cost more than the work around it.
-/// A CUDA device has its own, as near.
+/// exp, log, tanh, erf and Φ that a compiler turns into vector code: no branches, tables or calls. Policies are
+/// evaluated in loops over tiles, where a call per number would cost more than the work around it. A CUDA device has
+/// its own.
 namespace mha::inline MHA_NAMESPACE::detail {
 
 template <class T> struct MathConstants;
@@ -25,6 +26,11 @@ template <> struct MathConstants<float> {
   /// (e^r − 1 − r) / r² on [−ln 2 / 2, ln 2 / 2].
   static constexpr float exp_terms[] = {1.9875691500e-4f, 1.3981999507e-3f, 8.3334519073e-3f,
                                         4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f};
+  /// log(1 + z) is z − z² / 2 + z³ above / below for √½ ≤ 1 + z < √2.
+  static constexpr float log_above[] = {7.0376836292e-2f,  -1.1514610310e-1f, 1.1676998740e-1f,
+                                        -1.2420140846e-1f, 1.4249322787e-1f,  -1.6668057665e-1f,
+                                        2.0000714765e-1f,  -2.4999993993e-1f, 3.3333331174e-1f};
+  static constexpr float log_below[] = {1.f};
   /// (tanh x − x) / x³ in x² for |x| < 0.625.
   static constexpr float tanh_above[] = {-5.70498872745e-3f, 2.06390887954e-2f, -5.37397155531e-2f, 1.33314422036e-1f,
                                          -3.33332819422e-1f};
@@ -52,6 +58,11 @@ template <> struct MathConstants<double> {
   static constexpr double exp_terms[] = {1. / 6227020800, 1. / 479001600, 1. / 39916800, 1. / 3628800,
                                          1. / 362880,     1. / 40320,     1. / 5040,     1. / 720,
                                          1. / 120,        1. / 24,        1. / 6,        1. / 2};
+  static constexpr double log_above[] = {1.01875663804580931796e-4, 4.97494994976747001425e-1,
+                                         4.70579119878881725854e0,  1.44989225341610930846e1,
+                                         1.79368678507819816313e1,  7.70838733755885391666e0};
+  static constexpr double log_below[] = {1.00000000000000000000e0, 1.12873587189167450590e1, 4.52279145837532221105e1,
+                                         8.29875266912776603211e1, 7.11544750618563894466e1, 2.31251620126765340583e1};
   static constexpr double tanh_above[] = {-9.64399179425052238628e-1, -9.92877231001918586564e1,
                                           -1.61468768441708447952e3};
   static constexpr double tanh_below[] = {1., 1.12811678491632931402e2, 2.23548839060100448583e3,
@@ -118,6 +129,26 @@ template <class T> MHA_ALWAYS_INLINE constexpr T exp_by_bits(T x) {
   const T first = std::bit_cast<T>(static_cast<Bits>((half + Bits{C::bias}) << C::mantissa_bits));
   const T second = std::bit_cast<T>(static_cast<Bits>((whole - half + Bits{C::bias}) << C::mantissa_bits));
   return p * first * second;
+}
+
+/// ln x = n ln 2 + ln(1 + z), where x = 2^n (1 + z) and √½ ≤ 1 + z < √2.
+///
+/// Numerics  within 2 ulp, of subnormal x too; log(±0) = −∞, log(∞) = ∞, below 0 NaN, NaN stays NaN
+/// Source    Moshier's Cephes
+template <class T> MHA_ALWAYS_INLINE constexpr T log_by_bits(T x) {
+  using C = MathConstants<T>;
+  using Bits = std::make_unsigned_t<typename C::Int>;
+  constexpr T infinity = std::numeric_limits<T>::infinity(), not_a_number = std::numeric_limits<T>::quiet_NaN();
+  constexpr Bits root_half = std::bit_cast<Bits>(static_cast<T>(0.70710678118654752440L));
+  constexpr T whole = static_cast<T>(Bits{1} << C::mantissa_bits);  // a number below it in its mantissa is added
+  const bool tiny = x < std::numeric_limits<T>::min();
+  const Bits above = std::bit_cast<Bits>(choose(tiny, x * whole, x)) - root_half + std::bit_cast<Bits>(T(1));
+  const T power = std::bit_cast<T>(static_cast<Bits>((above >> C::mantissa_bits) | std::bit_cast<Bits>(whole))) - whole;
+  const T n = power - choose(tiny, T(C::bias + C::mantissa_bits), T(C::bias));
+  const T z = std::bit_cast<T>(static_cast<Bits>((above & ((Bits{1} << C::mantissa_bits) - 1)) + root_half)) - T(1);
+  const T square = z * z, rest = z * square * (horner(C::log_above, z) / horner(C::log_below, z));
+  const T y = n * C::ln2_high + (z + ((rest + n * C::ln2_low) - T(0.5) * square));
+  return choose(x >= T(0), choose(x == infinity, x, choose(x == T(0), -infinity, y)), not_a_number);
 }
 
 /// e^−(x + more) for 0 ≤ x ≤ decay_end, `more` being small: half the work of exp_by_bits().
@@ -286,7 +317,6 @@ namespace detail {
 template <Arithmetic T> using Real = std::conditional_t<std::is_integral_v<T>, double, T>;
 }  // namespace detail
 
-template <Arithmetic T> MHA_HOST_DEVICE detail::Real<T> log(T x) { return std::log(static_cast<detail::Real<T>>(x)); }
 template <Arithmetic T> MHA_HOST_DEVICE detail::Real<T> sqrt(T x) { return std::sqrt(static_cast<detail::Real<T>>(x)); }
 template <Arithmetic T> MHA_HOST_DEVICE MHA_ALWAYS_INLINE constexpr T abs(T x) {
   return detail::choose(x < T(0), static_cast<T>(-x), x);
@@ -314,6 +344,18 @@ template <Arithmetic T> MHA_HOST_DEVICE MHA_ALWAYS_INLINE detail::Real<T> exp(T 
     return detail::exp_by_bits(static_cast<R>(x));
   else
     return std::exp(x);
+#endif
+}
+/// Within 2 ulp for float and double, in code that vectorises.
+template <Arithmetic T> MHA_HOST_DEVICE MHA_ALWAYS_INLINE detail::Real<T> log(T x) {
+  using R = detail::Real<T>;
+#if MHA_ON_DEVICE
+  return ::log(static_cast<R>(x));
+#else
+  if constexpr (std::is_same_v<R, float> || std::is_same_v<R, double>)
+    return detail::log_by_bits(static_cast<R>(x));
+  else
+    return std::log(x);
 #endif
 }
 /// Within 3 ulp for float and double, in code that vectorises.

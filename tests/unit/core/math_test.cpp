@@ -53,6 +53,24 @@ TYPED_TEST(Math, ExpIsWithinItsStatedError) {
   EXPECT_GT(worst, 0.3L) << "nothing was measured";
 }
 
+// Of every binary exponent, subnormal numbers among them, and close to 1 on both sides.
+TYPED_TEST(Math, LogIsWithinItsStatedError) {
+  using T = TypeParam;
+  using Limits = std::numeric_limits<T>;
+  support::Random random("log");
+  std::vector<T> arguments = this->arguments();
+  for (int e = Limits::min_exponent - Limits::digits; e < Limits::max_exponent; ++e)
+    for (int i = 0; i < 100; ++i) arguments.push_back(static_cast<T>(std::ldexp(random.uniform(1, 2), e)));
+  for (int i = 0; i < 100000; ++i)
+    arguments.push_back(static_cast<T>(1 + std::ldexp(random.uniform(-1, 1), -random.below(Limits::digits + 2))));
+  long double worst = 0;
+  for (const T x : arguments)
+    if (x > T(0) && x <= Limits::max() && x != T(1))
+      worst = support::maximum(worst, ulp_error(mha::log(x), std::log(static_cast<long double>(x))));
+  EXPECT_LT(worst, 2);
+  EXPECT_GT(worst, 0.3L) << "nothing was measured";
+}
+
 TYPED_TEST(Math, TanhIsWithinItsStatedError) {
   using T = TypeParam;
   long double worst = 0;
@@ -100,6 +118,17 @@ TYPED_TEST(Math, ExpOfTheUnusual) {
   EXPECT_TRUE(std::isnan(mha::exp(Limits::quiet_NaN())));
   EXPECT_TRUE(std::isnan(mha::exp(-Limits::quiet_NaN())));
   for (const T x : {Limits::denorm_min(), -Limits::denorm_min(), Limits::min()}) EXPECT_EQ(mha::exp(x), T(1));
+}
+
+TYPED_TEST(Math, LogOfTheUnusual) {
+  using T = TypeParam;
+  using Limits = std::numeric_limits<T>;
+  EXPECT_EQ(support::bits(mha::log(T(1))), 0u);
+  for (const T x : {T(0), T(-0.0)}) EXPECT_EQ(mha::log(x), -Limits::infinity());
+  EXPECT_EQ(mha::log(Limits::infinity()), Limits::infinity());
+  for (const T x :
+       {T(-1), -Limits::denorm_min(), Limits::lowest(), -Limits::infinity(), Limits::quiet_NaN(), -Limits::quiet_NaN()})
+    EXPECT_TRUE(std::isnan(mha::log(x))) << x;
 }
 
 TYPED_TEST(Math, TanhOfTheUnusual) {
@@ -176,14 +205,14 @@ TEST(MathOfOthers, IsTheStandards) {
   EXPECT_EQ(mha::max(3, -4), 3);
   EXPECT_EQ(mha::min(3, -4), -4);
   EXPECT_EQ(mha::select(false, 3, -4), -4);
-  EXPECT_EQ(mha::log(2.5), std::log(2.5));
+  EXPECT_EQ(mha::log(1.5L), std::log(1.5L));
   EXPECT_EQ(mha::sqrt(2.5f), std::sqrt(2.5f));
   EXPECT_EQ(mha::abs(-3), 3);
 }
 
 // As std:: has it: positions are integers, what is made of their distance is not.
 TEST(MathOfOthers, OfAnIntegerIsADouble) {
-  EXPECT_EQ(mha::log(5), std::log(5.0));
+  EXPECT_NEAR(mha::log(5), std::log(5.0), 1e-15);
   EXPECT_EQ(mha::sqrt(2), std::sqrt(2.0));
   EXPECT_NEAR(mha::exp(-1), std::exp(-1.0), 1e-15);
   EXPECT_NEAR(mha::tanh(-1), std::tanh(-1.0), 1e-15);

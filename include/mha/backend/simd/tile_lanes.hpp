@@ -103,13 +103,16 @@ struct TileLanes {
     for (Index h = 0; h < heads; ++h) f(head + h, first, h * rows, rows, strides[1]);
   }
 
-  /// The same for every register of such lanes, and one by one for what is left.
+  /// The same in registers of such lanes, the last of which begins early where it would not be full, so that lanes
+  /// come twice; one by one where there are fewer.
   template <class F> void for_each_register(const std::ptrdiff_t* strides, Index width, F&& f) const {
     const Index next_head = rows == 1 ? 1 : 0, next_row = 1 - next_head;
     for_each_run(strides, [&](Index h, Index i, Index lane, Index n, std::ptrdiff_t stride) {
-      Index j = 0;
-      for (; j + width <= n; j += width) f(h + j * next_head, i + j * next_row, lane + j, width, stride);
-      for (; j < n; ++j) f(h + j * next_head, i + j * next_row, lane + j, Index{1}, stride);
+      const Index at_once = n < width ? 1 : width;
+      for (Index next = 0; next < n; next += at_once) {
+        const Index j = std::min(next, n - at_once);
+        f(h + j * next_head, i + j * next_row, lane + j, at_once, stride);
+      }
     });
   }
 

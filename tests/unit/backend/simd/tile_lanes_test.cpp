@@ -197,9 +197,10 @@ TEST(TileLanes, RunsHaveOneStride) {
     });
     return all;
   };
-  EXPECT_EQ(registers({0, 2, 2, 5, 6, 5}),
-            (Runs{{0, 4, 100}, {4, 1, 100}, {5, 1, 100}, {6, 4, 100}, {10, 1, 100}, {11, 1, 100}}));
-  EXPECT_EQ(registers({0, 2, 5, 3, 1, 3}), (Runs{{0, 4, 10}, {4, 1, 10}}));
+  EXPECT_EQ(registers({0, 2, 2, 5, 6, 5}), (Runs{{0, 4, 100}, {2, 4, 100}, {6, 4, 100}, {8, 4, 100}}));
+  EXPECT_EQ(registers({0, 2, 5, 3, 1, 3}), (Runs{{0, 4, 10}, {1, 4, 10}}));
+  EXPECT_EQ(registers({0, 2, 1, 3, 8, 3}), (Runs{{0, 4, 100}, {4, 4, 100}}));
+  EXPECT_EQ(registers({0, 2, 1, 3, 3, 3}), (Runs{{0, 1, 100}, {1, 1, 100}, {2, 1, 100}}));
 }
 
 }  // namespace
