@@ -150,7 +150,7 @@ template <class T> void expect_right_after_chunks_of_keys() {
     const std::string rows = std::to_string(queries) + " queries";
     expect_right_at_every_level<T>("full, " + rows, n);
     expect_right_at_every_level<T>("causal, " + rows, n, mha::Causal{});
-    expect_right_at_every_level<T>("steep, " + rows, n, mha::Scale{0.75}, mha::Sink({0.5f, -1.f}));
+    expect_right_at_every_level<T>("steep, " + rows, n, mha::Scale{0.5}, mha::Sink({0.5f, -1.f}));
   }
 }
 TEST_F(CpuBackward, EqualsTheReferenceOfRowsMergedFromChunksOfKeysInFloat) {
