@@ -2,8 +2,7 @@
 // 38: memories of a batch
 //
 // You learn   an encoder-decoder server, as for Whisper or T5: clips of different lengths are projected once, into
-// pages
-//             of one pool, join the batch, leave it, and are shared by beams; keys and values in memory of your own
+//             pages of one pool, join the batch, leave it, and are shared by beams; memory of your own
 // The maths   K = m W_K, V = m W_V once, of a clip's frames m; then for each token's row h
 //             y = h + softmax(h W_Q Kᵀ / √D) V W_O
 // Symbols     E = 32 width of tokens, M = 20 of frames, 4 heads; m (frames, M); x, h, y (rows, E), one of each clip
