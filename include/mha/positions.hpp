@@ -62,13 +62,21 @@ Borrowed<Index> find_row_positions([[maybe_unused]] const TensorView<const T, 3>
   }
 }
 
-/// Where rows stand, as the backend's machine reads it. Lists are taken from the frame.
-template <class B, class Frame>
+/// Of lists none of which is in the memory of the backend's machine already.
+struct NothingSent {
+  const Index* operator()(const Index*) const { return nullptr; }
+};
+
+/// Where rows stand, as the backend's machine reads it: where sent(list) says, or, if that is null, in a copy for this
+/// call. Lists are taken from the frame.
+template <class B, class Frame, class Sent = NothingSent>
 RowPositions staged_positions(RowPositions at, [[maybe_unused]] const B& backend, [[maybe_unused]] Frame& frame,
-                              [[maybe_unused]] typename B::Workspace& workspace) {
+                              [[maybe_unused]] typename B::Workspace& workspace,
+                              [[maybe_unused]] const Sent& sent = {}) {
   if constexpr (!computes_on_host<B>) {
     const auto there = [&](const Index* here, Index n) {
-      return here == nullptr ? nullptr : backend.stage(here, n, frame, workspace);
+      const Index* const known = here != nullptr ? sent(here) : nullptr;
+      return here == nullptr || known != nullptr ? known : backend.stage(here, n, frame, workspace);
     };
     at.first.each = there(at.first.each, at.sequences);
     at.offsets = there(at.offsets, at.sequences + 1);

@@ -2,6 +2,7 @@
 // Caches in the memory of the CUDA backend, on the host: what they allocate, copy and enqueue.
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <memory>
 #include <span>
 #include <string>
@@ -12,6 +13,7 @@
 
 #include "far_cuda.hpp"
 #include "layer_checks.hpp"
+#include "message_of.hpp"
 #include "replay_checks.hpp"
 
 namespace {
@@ -89,6 +91,42 @@ TEST(FarCache, AStepsNumbersAreSentOnceForAllLayers) {
     there.commit();
     EXPECT_EQ(support::differing(mha::to_host(a), mha::to_host(b)), 0u);
   }
+}
+
+// So does project_memory(), whose launches a graph may therefore have.
+TEST(FarCache, AMemoryIsWrittenByTheNumbersOfItsStep) {
+  support::Random random("far memories");
+  mha::MultiHeadAttention<float, FarCuda, mha::Rotary<>> layer({.d_model = 64, .num_heads = 4});
+  layer.initialize(mha::XavierUniform{.seed = 1});
+  mha::cuda::Workspace workspace;
+  auto cache =
+      mha::make_cache(layer, mha::Paged{.pages = 12, .length = 64, .page = 16}, {.sequences = 2, .recordable = true});
+  const mha::SequenceId ids[] = {cache.add(), cache.add()};
+  const Index rows[] = {17, 3};
+  const auto memory = mha::to_device(drawn<float, 2>(random, 20, 64));
+  {
+    auto step = cache.step(ids, rows);
+    const int before = FarStream::pinned_copies();
+    layer.project_memory(memory, step[0], workspace);
+    EXPECT_EQ(FarStream::pinned_copies(), before);
+    step.commit();
+  }
+  std::vector<std::vector<std::byte>> saved;
+  for (const auto id : ids) {
+    saved.push_back(cache.save(id));
+    cache.truncate(id, 0);
+  }
+  auto step = cache.step(ids, rows);
+  const Graph graph(nullptr, [&] { layer.project_memory(memory, step[0], workspace); });
+  graph.launch();
+  step.commit();
+  for (std::size_t b = 0; b < 2; ++b) EXPECT_EQ(cache.save(ids[b]), saved[b]);
+
+  mha::cuda::Workspace elsewhere(reinterpret_cast<cudaStream_t>(&random));
+  auto next = cache.step(ids, rows);
+  EXPECT_EQ(support::message_of([&] { layer.project_memory(memory, next[0], elsewhere); }),
+            "layer: a recordable cache sends a step's numbers in a stream of its own, the layer is called in another: "
+            "make the cache with a Workspace of that stream, make_cache(…, workspace)");
 }
 
 // A copy of a fork's rows, and numbers that are sent before the last step's have been read, are done in their order.

@@ -170,19 +170,25 @@ template <class Storage> void expect_memories(const Storage& storage) {
   Everything twins(config, mha::Sink(sink));
   support::Random random("far memories");
   const auto x = drawn<2>(random, 5, 24), memory = drawn<2>(random, 13, 24);
+  const auto more = drawn<3>(random, 2, 3, 24);
   const FarTensor<T, 2> far_x(x), far_memory(memory);
+  const FarTensor<T, 3> far_more(more);
   const std::vector<Index> offsets{0, 2, 2, 5};
   auto here = mha::make_cache(twins.here, storage, {.sequences = 3});
   auto there = mha::make_cache(twins.there, storage, {.sequences = 3});
-  const auto attend = [&](const auto& layer, auto& cache, const auto& queries, const auto& rows) {
+  const auto attend = [&](const auto& layer, auto& cache, const auto& queries, const auto& rows, const auto& others) {
     const mha::SequenceId a = cache.add(), b = cache.add();
-    auto step = cache.step({a, b}, {9, 4});
-    layer.project_memory(rows, step[0]);
-    step.commit();
+    const auto write = [&](const auto& piece, const mha::detail::RowCounts& lengths) {
+      auto step = cache.step({a, b}, lengths);
+      layer.project_memory(piece, step[0]);
+      step.commit();
+    };
+    write(rows, {9, 4});
+    write(others, 3);
     return layer(queries, cache.step({b, a, b}, 0).source(0), mha::Ragged{offsets});
   };
-  const auto y = attend(twins.here, here, x, memory);
-  EXPECT_EQ(support::differing(attend(twins.there, there, far_x, far_memory).near(), y), 0u);
+  const auto y = attend(twins.here, here, x, memory, more);
+  EXPECT_EQ(support::differing(attend(twins.there, there, far_x, far_memory, far_more).near(), y), 0u);
   for (std::size_t b = 0; b < 2; ++b) EXPECT_EQ(there.save(there.ids()[b]), here.save(here.ids()[b]));
 }
 TEST(FarMemory, MemoriesInACacheThereHaveTheBitsOfTheHost) {

@@ -320,15 +320,14 @@ TEST(MemorySources, HaveTheGradientsOfAProjectedMemory) {
   expect_gradients<double, mha::EigenCpu>(1e-11);
 }
 
-/// A batch (B, Lq, E) over memories of different lengths, on a tape, beside slopes of the loss.
-TEST(MemorySources, HaveTheSlopesOfALossAsGradients) {
+/// A batch (B, Lq, E) over memories of these lengths, on a tape, beside slopes of the loss.
+void expect_slopes(const std::vector<Index>& lengths) {
   support::Random random("slopes");
   const auto layer = drawn<double, mha::Cpu>(14);
   Tensor<double, 3> x(2, 3, E), dy(2, 3, E);
   Tensor<double, 4> key(2, 9, 2, 8), value(2, 9, 2, 5);
   for (auto* t : {&x, &dy}) random.fill(*t);
   for (auto* t : {&key, &value}) random.fill(*t);
-  const std::vector<Index> lengths{9, 4};
   const auto source = [&] {
     return mha::ContiguousKv{std::as_const(key).view(), std::as_const(value).view(), {}, lengths};
   };
@@ -356,6 +355,10 @@ TEST(MemorySources, HaveTheSlopesOfALossAsGradients) {
   }
   for (Index p = lengths[1]; p < 9; ++p)
     for (Index g = 0; g < 2; ++g) EXPECT_EQ(d.key(1, p, g, 0), 0) << "there is no such position";
+}
+TEST(MemorySources, HaveTheSlopesOfALossAsGradients) {
+  expect_slopes({9, 4});
+  expect_slopes({9, 9});
 }
 
 }  // namespace

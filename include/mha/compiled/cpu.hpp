@@ -30,6 +30,9 @@ using Revision = FilesOfOneRevision<
     sizeof(LayerProducts<float, Cpu>), sizeof(DenseBackward<float, Cpu>)>;
 #if MHA_KERNELS_ELSEWHERE
 // Of each file: the linker would keep one of an inline variable, and ask for its function alone.
+#if __has_attribute(retain)
+__attribute__((retain))  // by --gc-sections too
+#endif
 __attribute__((used)) static void (*const revision)() = &compile_all_files_again<Revision>;
 #endif
 

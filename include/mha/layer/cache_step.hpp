@@ -226,8 +226,9 @@ template <class Cache> class CacheStep {
     cache.write(layer, keys, values, 0, cache.memory_.items());
   }
 
-  /// What layer i attends to, after append(): attention(q, step.source(i), mha::Ragged{step.offsets()}, …). It lasts as
-  /// long as the step.
+  /// What layer i attends to, after append() or project_memory(), in a step of 0 rows at once: attention(q,
+  /// step.source(i), mha::Ragged{step.offsets()}, …), layer(x, step.source(i)). It lasts as long as the step. That the
+  /// step's rows were written is not checked: until then they hold anything.
   auto source(Index layer) const {
     open("source").require_layer("source", layer);
     return cache_->source(layer);

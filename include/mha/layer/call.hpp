@@ -66,8 +66,8 @@ template <class... Extra> constexpr void check_project_arguments() {
   static_assert(
       ((RaggedArgument<Extra> || OriginArgument<Extra> || WorkspaceArgument<Extra> || BackendArgument<Extra>)&&...),
       "mha: project_memory takes Ragged, Origin, a Workspace and a backend; masks and scores belong to the call that "
-      "attends, and a step of a cache or the tape of layer.memory_tape() comes next to the memory (see "
-      "mha/layer/call.hpp)");
+      "attends; a layer's part of a cache's step, step[i], or the tape of layer.memory_tape() comes next to the memory "
+      "(see mha/layer/call.hpp)");
 }
 template <class... Extra> constexpr void check_project_step_arguments() {
   static_assert(((WorkspaceArgument<Extra> || BackendArgument<Extra>)&&...),

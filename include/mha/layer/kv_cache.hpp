@@ -165,10 +165,12 @@ template <class Storage, class F, class B = OnHost> class KvCache : public Cache
   /// Rows for sequences, rows[i] for sequences[i]: memory is reserved for all of them. Both are an array, such as a
   /// std::vector, or a list in braces; `sequences` may be one SequenceId, and `rows` a number, that of each.
   ///
-  /// A step of 0 rows reads alone: it may name a sequence several times, as for beams that attend to one memory.
+  /// A step of 0 rows only reads: it may name a sequence several times, as for beams that attend to one memory, with
+  /// max_sequences() names in all.
   ///
-  /// Errors    CacheFull if there is not enough memory for all; ShapeError if a sequence is not of this cache or named
-  ///           twice, gets more than max_rows(), would become longer than the storage allows, or a step is open
+  /// Errors    CacheFull if there is not enough memory for all; ShapeError if a sequence is not of this cache, is named
+  ///           twice in a step that adds rows, gets more than max_rows(), would become longer than the storage allows,
+  ///           if there are more than max_sequences() names, or a step is open
   [[nodiscard]] Step step(const detail::SequenceList& sequences, const detail::RowCounts& rows) {
     require_closed("step");
     open(sequences.all(), rows);

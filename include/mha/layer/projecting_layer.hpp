@@ -12,6 +12,7 @@
 #include "../policy/call_shape.hpp"
 #include "../positions.hpp"
 #include "cache_step.hpp"
+#include "cached_call.hpp"
 #include "call.hpp"
 #include "config.hpp"
 #include "key_values.hpp"
@@ -69,8 +70,8 @@ template <class T, Backend B, class Policies> class ProjectingLayer : public Lay
     require_computable(backend, rows);
     const detail::HeadSizes k{config_.num_kv_heads, config_.head_dim}, v{config_.num_kv_heads, config_.value_dim};
     const auto made = detail::head_buffers<T, detail::parts_beside<B>>(scope.frame, batch, length, {k, v});
-    const RowPositions at =
-        detail::staged_positions(detail::positions_of_step(step, batch), scope.backend, scope.frame, scope.workspace);
+    const RowPositions at = detail::staged_positions(detail::positions_of_step(step, batch), scope.backend, scope.frame,
+                                                     scope.workspace, detail::sent_numbers(step, scope.workspace));
     make_keys(scope, rows, made[0], made[1], at, [] {});
     step.write(TensorView<const T, 4>(made[0]), TensorView<const T, 4>(made[1]), parameters_.version(), scope.items);
   }
