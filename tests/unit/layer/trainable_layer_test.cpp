@@ -39,16 +39,18 @@ template <class Layer> void draw(Layer& layer, const std::string& stream) {
       w = random.rounded<std::remove_reference_t<decltype(w)>>(random.normal() / std::sqrt(layer.config().d_model));
   });
 }
-constexpr double step = 0x1p-17;
-
-/// The derivative of loss() by x, which must be written to take effect: set(x).
+/// The derivative of loss() by x, of the fourth order; x must be written to take effect: set(x).
 template <class Loss, class Set> double quotient(const Loss& loss, double at, const Set& set) {
-  set(at + step);
-  const double up = loss();
-  set(at - step);
-  const double down = loss();
+  const double step = 0x1p-15;
+  const auto across = [&](double by) {
+    set(at + by);
+    const double up = loss();
+    set(at - by);
+    return up - loss();
+  };
+  const double slope = (8 * across(step) - across(2 * step)) / (12 * step);
   set(at);
-  return (up - down) / (2 * step);
+  return slope;
 }
 
 /// Gradients of ⟨dy, layer(inputs…, extra…)⟩ against difference quotients, of every element.
