@@ -361,4 +361,19 @@ TEST(MemorySources, HaveTheSlopesOfALossAsGradients) {
   expect_slopes({9, 9});
 }
 
+/// There is nothing to carry to other calls, so that backward() asks for no KeyValueGradients.
+TEST(MemorySources, WithoutKeysHaveNoGradients) {
+  support::Random random("no keys");
+  const auto layer = drawn<double, mha::Cpu>(15);
+  Tensor<double, 3> x(2, 3, E), dy(2, 3, E);
+  for (auto* t : {&x, &dy}) random.fill(*t);
+  Tensor<double, 4> key(2, 4, 2, 8), value(2, 4, 2, 5);
+  support::poison_all(key), support::poison_all(value);
+  const std::vector<Index> lengths{0, 0};
+  auto tape = layer.tape();
+  const auto y = layer(x, mha::ContiguousKv{key.view(), value.view(), {}, lengths}, tape);
+  for (const double e : y) EXPECT_EQ(e, 0);
+  for (const double e : layer.backward(dy, tape)) EXPECT_EQ(e, 0);
+}
+
 }  // namespace

@@ -37,8 +37,7 @@ template <class T> struct RecordedKeys {
 };
 
 /// Of a call whose keys are rows of `memory`, which may be x itself, or what project_memory() returned, or of a step or
-/// another source, which are copied.
-/// `made` are those of the call; arrays are taken from `kept`.
+/// another source, which are copied. `made` are those of the call; arrays are taken from `kept`.
 ///
 /// Errors    ShapeError if the step is of a recordable cache, or all its sequences together are too long for an axis
 template <class T, class Made, class Memory, class Source, class A, class Kept>
