@@ -9,7 +9,8 @@
 
 #include <mha/mha.hpp>
 
-#include "gpu_model/backward_model.hpp"
+#include "any_policies.hpp"
+#include "kernels.hpp"
 
 namespace {
 
@@ -30,6 +31,12 @@ template <class T> class SimulatedBackward : public testing::Test {};
 using Scalars = testing::Types<float, bfloat16>;
 TYPED_TEST_SUITE(SimulatedBackward, Scalars);
 
+/// Every mask as one type, so that calls are compiled once for all.
+template <class M> auto any(const M& mask) {
+  return support::Unprepared<support::AnyMask>::of<SimulatedCuda, float>(mask);
+}
+const auto causal = any(mha::Causal{});
+
 template <class T, class... Extra>
 void expect_right(const std::string& name, const BackwardSizes& of, const Extra&... extra) {
   EXPECT_LE(gradient_error(BackwardCase<T>("simulated backward " + name, of), extra...), 1) << name;
@@ -48,14 +55,14 @@ struct Slopes {
 
 TYPED_TEST(SimulatedBackward, TakesEveryMask) {
   const std::vector<Index> lengths{30, 90};
-  expect_right<TypeParam>("top left", sizes, mha::CausalTopLeft{});
-  expect_right<TypeParam>("window", sizes, mha::SlidingWindow{.left = 9, .right = 4});
-  expect_right<TypeParam>("padding", sizes, mha::Padding{lengths}, mha::Causal{});
-  expect_right<TypeParam>("sieve", sizes, Sieve{});
+  expect_right<TypeParam>("top left", sizes, any(mha::CausalTopLeft{}));
+  expect_right<TypeParam>("window", sizes, any(mha::SlidingWindow{.left = 9, .right = 4}));
+  expect_right<TypeParam>("padding", sizes, any(mha::Padding{lengths} && mha::Causal{}));
+  expect_right<TypeParam>("sieve", sizes, any(Sieve{}));
 }
 
 TYPED_TEST(SimulatedBackward, TakesEveryScore) {
-  expect_right<TypeParam>("cap and slopes", sizes, mha::SoftCap{2.f}, mha::Alibi{}, mha::Causal{});
+  expect_right<TypeParam>("cap and slopes", sizes, mha::SoftCap{2.f}, mha::Alibi{}, causal);
   expect_right<TypeParam>("functor", sizes, Slopes{});
   support::Random random("simulated backward bias");
   Tensor<float, 3> bias(4, 70, 90);
@@ -67,11 +74,16 @@ TYPED_TEST(SimulatedBackward, TakesEveryScore) {
 }
 
 TYPED_TEST(SimulatedBackward, TakesWhatACallMayHave) {
-  expect_right<TypeParam>("sink", sizes, mha::Sink({0.5f, -2.f, 3.f, -inf}), mha::Causal{});
-  expect_right<TypeParam>("dropout", sizes, mha::Dropout{0.3f}, mha::DropoutSeed{7}, mha::Causal{});
-  expect_right<TypeParam>("origin and scale", sizes, mha::Origin{3}, mha::Scale{-0.3}, mha::Causal{});
+  const std::vector<float> none(4, -inf);
+  const auto check = [](const char* name, const std::vector<float>& sinks, float p, Index origin, double scale) {
+    expect_right<TypeParam>(name, sizes, mha::Sink(sinks), mha::Dropout{p}, mha::DropoutSeed{7}, mha::Origin{origin},
+                            mha::Scale{scale}, causal);
+  };
+  check("sink", {0.5f, -2.f, 3.f, -inf}, 0, 20, 0.25);
+  check("dropout", none, 0.3f, 20, 0.25);
+  check("origin and scale", none, 0, 3, -0.3);
   const std::vector<Index> q_offsets{0, 20, 20, 53, 70}, k_offsets{0, 8, 30, 80, 90};
-  expect_right<TypeParam>("ragged", {1, 70, 90, 4, 2, 16, 24}, mha::Ragged{q_offsets, k_offsets}, mha::Causal{});
+  expect_right<TypeParam>("ragged", {1, 70, 90, 4, 2, 16, 24}, mha::Ragged{q_offsets, k_offsets}, causal);
 }
 
 /// Gradients into memory of a caller's: what is poisoned is overwritten, what is added to is kept.
@@ -79,12 +91,12 @@ TYPED_TEST(SimulatedBackward, WritesWhereItIsTold) {
   using T = TypeParam;
   const BackwardCase<T> c("simulated backward destinations", sizes);
   mha::AttentionTape<T, SimulatedCuda> tape;
-  const auto out = mha::attention<SimulatedCuda>(c.q, c.k, c.v, mha::Causal{}, mha::record(tape));
-  const auto g = mha::attention_backward(c.d_out, c.q, c.k, c.v, out, tape, mha::Causal{});
+  const auto out = mha::attention<SimulatedCuda>(c.q, c.k, c.v, causal, mha::record(tape));
+  const auto g = mha::attention_backward(c.d_out, c.q, c.k, c.v, out, tape, causal);
   Tensor<float, 4> d_query(2, 70, 4, 16), d_key(2, 90, 2, 16);
   for (auto& x : d_query) x = nan;
   for (auto& x : d_key) x = 3;
-  mha::attention_backward_into({d_query, mha::add_to(d_key), {}}, c.d_out, c.q, c.k, c.v, out, tape, mha::Causal{});
+  mha::attention_backward_into({d_query, mha::add_to(d_key), {}}, c.d_out, c.q, c.k, c.v, out, tape, causal);
   for (std::size_t i = 0; i < d_query.size(); ++i)
     EXPECT_EQ(static_cast<float>(T(d_query.data()[i])), static_cast<float>(g.query.data()[i]));
   const double most = 2 * support::unit_roundoff<T>();
@@ -95,7 +107,7 @@ TYPED_TEST(SimulatedBackward, WritesWhereItIsTold) {
 
   Tensor<T, 4> by_heads(2, 2, 90, 24), alone(2, 2, 90, 24);  // (B, H, L, D)
   const mha::TensorView<T, 4> value{by_heads.data(), {2, 90, 2, 24}, {2 * 90 * 24, 24, 90 * 24, 1}};
-  mha::attention_backward_into({{}, {}, value}, c.d_out, c.q, c.k, c.v, out, tape, mha::Causal{});
+  mha::attention_backward_into({{}, {}, value}, c.d_out, c.q, c.k, c.v, out, tape, causal);
   for (Index b = 0; b < 2; ++b)
     for (Index k = 0; k < 90; ++k)
       for (Index h = 0; h < 2; ++h)
@@ -140,9 +152,9 @@ TYPED_TEST(SimulatedBackward, ATapeChangesNoBitOfTheOutput) {
   for (const int queries : {2, 70}) {
     const BackwardCase<T> c("simulated backward tape", {1, queries, 90, 4, 2, 32, 32});
     mha::AttentionTape<T, SimulatedCuda> tape;
-    const auto with = mha::attention<SimulatedCuda>(c.q, c.k, c.v, mha::Causal{}, mha::record(tape));
-    EXPECT_EQ(support::differing(with, mha::attention<SimulatedCuda>(c.q, c.k, c.v, mha::Causal{})), 0u);
-    expect_right<T>("few and many", {1, queries, 90, 4, 2, 32, 32}, mha::Causal{});
+    const auto with = mha::attention<SimulatedCuda>(c.q, c.k, c.v, causal, mha::record(tape));
+    EXPECT_EQ(support::differing(with, mha::attention<SimulatedCuda>(c.q, c.k, c.v, causal)), 0u);
+    expect_right<T>("few and many", {1, queries, 90, 4, 2, 32, 32}, causal);
   }
 }
 
@@ -150,19 +162,19 @@ TYPED_TEST(SimulatedBackward, OrderOfBlocksAndBatchMatesChangeNoBits) {
   using T = TypeParam;
   using support::gpu::Order;
   BackwardCase<T> c("simulated backward order", sizes);
-  const auto first = c.template gradients<SimulatedCuda>(mha::Causal{});
+  const auto first = c.template gradients<SimulatedCuda>(causal);
   const auto same = [&](const auto& g) {
     EXPECT_EQ(support::differing(g.query, first.query), 0u);
     EXPECT_EQ(support::differing(g.key, first.key), 0u);
     EXPECT_EQ(support::differing(g.value, first.value), 0u);
   };
-  for (const Order order : {Order{}, Order{Order::backward}, Order{Order::shuffled, 5}}) {
+  for (const Order order : {Order{Order::backward}, Order{Order::shuffled, 5}}) {
     SimulatedCuda::state.order = order;
-    same(c.template gradients<SimulatedCuda>(mha::Causal{}));
+    same(c.template gradients<SimulatedCuda>(causal));
   }
   SimulatedCuda::state = {};
   for (Index i = 0; i < 70; ++i) c.q(1, i, 0, 0) = T(2.f);  // of the other sequence
-  const auto other = c.template gradients<SimulatedCuda>(mha::Causal{});
+  const auto other = c.template gradients<SimulatedCuda>(causal);
   for (Index k = 0; k < 90; ++k)
     for (Index d = 0; d < 16; ++d)
       EXPECT_EQ(static_cast<float>(other.key(0, k, 0, d)), static_cast<float>(first.key(0, k, 0, d)));

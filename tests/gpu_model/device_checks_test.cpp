@@ -6,7 +6,7 @@
 
 #include <gtest/gtest.h>
 
-#include "gpu_model/simulated_cuda.hpp"
+#include "kernels.hpp"
 
 namespace {
 

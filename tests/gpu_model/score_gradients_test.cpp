@@ -3,6 +3,8 @@
 // argument of a call, against the reference in double, and their promises on bits.
 #include <limits>
 #include <string>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -10,7 +12,7 @@
 #include <mha/mha.hpp>
 
 #include "any_policies.hpp"
-#include "gpu_model/backward_model.hpp"
+#include "kernels.hpp"
 #include "score_gradient_case.hpp"
 
 namespace {
@@ -103,17 +105,18 @@ mha::RelativeBias table(int buckets, int heads, int reach, bool both) {
 }
 
 template <class T> class SimulatedScores : public testing::Test {};
-using Scalars = testing::Types<float, double, mha::half, mha::bfloat16>;
+using Scalars = testing::Types<float, double, mha::bfloat16>;  // half's text is bfloat16's
 TYPED_TEST_SUITE(SimulatedScores, Scalars);
 
 TYPED_TEST(SimulatedScores, BiasOfEveryShape) {
-  std::vector<int> all;
-  for (int axes = 0; axes < 16; ++axes) all.push_back(axes);
-  expect_right<TypeParam>("shapes", {2, 66, 70, 2, 1, 4, 4}, all, causal);
+  std::vector<int> some{0, 1, 4, 13, 15};
+  if (std::is_same_v<TypeParam, float>)
+    for (const int axes : {2, 3, 5, 6, 7, 8, 9, 10, 11, 12, 14}) some.push_back(axes);
+  expect_right<TypeParam>("shapes", {2, 66, 70, 2, 1, 4, 4}, some, causal);
 }
 
-TYPED_TEST(SimulatedScores, BiasInTheCallsOwnScalar) {
-  using T = TypeParam;
+TEST(SimulatedScores, BiasInTheCallsOwnScalar) {
+  using T = mha::bfloat16;
   const BackwardCase<T> c("simulated narrow bias", sizes);
   for (const int axes : {0, 1, 6}) {
     const auto bias = support::repeated_bias<T>("narrow", sizes, axes);
@@ -128,7 +131,7 @@ TYPED_TEST(SimulatedScores, OrderOfBlocksAndDevicesChangeNoBits) {
   using T = TypeParam;
   using support::gpu::Order;
   const BackwardCase<T> c("simulated scores order", sizes);
-  for (const int axes : {0, 1, 4, 12, 15}) {
+  for (const int axes : {1, 4, 15}) {
     const auto bias = support::repeated_bias<T>("order", sizes, axes);
     const auto all = [&] {
       return support::score_gradients<SimulatedCuda, mha::Accumulator<T>>(c, bias, bent, causal);
@@ -147,18 +150,23 @@ TYPED_TEST(SimulatedScores, OrderOfBlocksAndDevicesChangeNoBits) {
 
 TEST(SimulatedScores, EveryPolicyOfACall) {
   const std::vector<Index> lengths{30, 70};
-  const std::vector<int> repeats{0, 3, 13};
+  const std::vector<int> repeats{0, 13};
   expect_right<float>("window", sizes, repeats, any(mha::SlidingWindow{.left = 9, .right = 4}));
   expect_right<float>("padding", sizes, repeats, any(mha::Padding{lengths} && mha::Causal{}));
   expect_right<float>("sieve", sizes, repeats, any(Sieve{}));
-  expect_right<float>("sink", sizes, repeats, mha::Sink({0.5f, -2.f}), causal);
-  expect_right<float>("dropout", sizes, repeats, mha::Dropout{0.3f}, mha::DropoutSeed{7}, causal);
+  const std::vector<float> none(2, -inf);
+  const auto check = [&](const char* name, const std::vector<float>& sinks, float p, Index origin, double scale) {
+    expect_right<float>(name, sizes, repeats, mha::Sink(sinks), mha::Dropout{p}, mha::DropoutSeed{7},
+                        mha::Origin{origin}, mha::Scale{scale}, causal);
+  };
+  check("sink", {0.5f, -2.f}, 0, 4, 0.375);
+  check("dropout", none, 0.3f, 4, 0.375);
+  check("origin and scale", none, 0, 3, -0.3);
   expect_right<mha::bfloat16>("dropout", sizes, {1}, mha::Dropout{0.3f}, mha::DropoutSeed{7}, causal);
-  expect_right<float>("origin and scale", sizes, repeats, mha::Origin{3}, mha::Scale{-0.3}, causal);
   expect_right<float>("cap behind", sizes, repeats, mha::SoftCap{2.f}, full);
   expect_right<float>("one head of keys", {1, 33, 65, 3, 1, 40, 72}, repeats, causal);
   expect_right<float>("wide heads", {1, 20, 70, 1, 1, 130, 70}, {0}, causal);
-  expect_right<mha::bfloat16>("wide heads", {1, 20, 70, 1, 1, 200, 136}, {0}, causal);
+  expect_right<mha::bfloat16>("wide heads", {1, 20, 70, 1, 1, 264, 136}, {0}, causal);
 }
 
 TEST(SimulatedScores, RaggedSequences) {
@@ -219,7 +227,7 @@ TEST(SimulatedScores, OddShapes) {
   for (const auto& [queries, keys] : std::vector<std::pair<int, int>>{{1, 1}, {1, 65}, {65, 1}, {64, 64}, {129, 3}}) {
     const BackwardSizes n{1, queries, keys, 2, 2, 5, 3};
     expect_right<float>("odd", n, {0, 4, 8, 12}, causal);
-    expect_right<double>("odd", n, {0, 4, 8, 12}, causal);
+    expect_right<double>("odd", n, {4}, causal);
   }
   expect_right<float>("many", {1, 64 * 17 + 5, 40, 1, 1, 4, 4}, {4, 12}, any(mha::CausalTopLeft{}));
 }
@@ -244,7 +252,7 @@ TEST(SimulatedScores, WritesTheElementsOfTheTableAlone) {
 TEST(SimulatedScores, AddsToWhatTheTableHolds) {
   const BackwardCase<float> c("simulated bias added", sizes);
   const BackwardCase<mha::bfloat16> narrow("simulated bias added", sizes);
-  for (const int axes : {0, 1, 7}) {
+  for (const int axes : {0, 7}) {
     const auto bias = support::repeated_bias<float>("added", sizes, axes);
     EXPECT_TRUE((support::adds_bias_gradient<SimulatedCuda, float>(c, bias, bent, causal))) << axes;
     const auto narrow_bias = support::repeated_bias<mha::bfloat16>("added", sizes, axes);

@@ -5,7 +5,7 @@
 #include <array>
 
 #include "gpu_cases.hpp"
-#include "gpu_model/simulated_cuda.hpp"
+#include "kernels.hpp"
 
 namespace simulated {
 

@@ -34,8 +34,7 @@ template <class Machine = HostMachine> struct BackwardModel : SimulatedCuda {
     Frame& frame;
     template <class Kernel, class Params>
     void launch(mha::cuda::BlockIndex grid, mha::cuda::Shared bytes, const Params& params) {
-      state.counted += gpu::launch<Machine>(
-          grid, Kernel::threads, bytes, [&](Machine& m) { Kernel::run(m, params); }, state.order);
+      state.counted += run_kernel<Machine, Kernel>(grid, bytes, KernelParams<Params>(params).params, state.order);
       kernels.push_back(Kernel::name);
     }
     template <class A> A* parts(std::ptrdiff_t n) {

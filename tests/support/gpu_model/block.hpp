@@ -48,8 +48,8 @@ class Block {
   BlockIndex index() const { return index_; }
   GlobalMemory::Actor actor(int thread) const { return {number_, thread, memory.epoch()}; }
 
-  /// Runs body(thread) for all threads of block `index`, the number-th of the launch, to their ends.
-  template <class Body> void run(BlockIndex index, int number, Body& body) {
+  /// Runs the body for all threads of block `index`, the number-th of the launch, to their ends.
+  void run(BlockIndex index, int number, Fibers::Body body) {
     index_ = index;
     number_ = number;
     memory.clear();

@@ -30,10 +30,14 @@ class Fibers {
   int current() const { return current_; }
   bool ended(int fiber) const { return fibers_[static_cast<std::size_t>(fiber)].ended; }
 
-  /// Every fiber is about to run body(its number), from its beginning. The body outlives the run.
-  template <class Body> void restart(Body& body) {
-    body_ = &body;
-    call_ = [](void* to, int fiber) { (*static_cast<Body*>(to))(fiber); };
+  /// What fibers run, call(of, the fiber's number), behind one type: kernels are many.
+  struct Body {
+    void (*call)(void* of, int fiber) = nullptr;
+    void* of = nullptr;
+  };
+  /// Every fiber is about to run the body, from its beginning. What it is of outlives the run.
+  void restart(Body body) {
+    body_ = body;
     thrown_ = nullptr;
     for (Fiber& f : fibers_) {
       unpoison(f.stack.get(), stack_bytes);
@@ -70,7 +74,7 @@ class Fibers {
     Fibers& self = *static_cast<Fibers*>(fibers);
     Fiber& me = self.fibers_[static_cast<std::size_t>(self.current_)];
     try {
-      self.call_(self.body_, self.current_);
+      self.body_.call(self.body_.of, self.current_);
     } catch (...) {
       self.thrown_ = std::current_exception();
     }
@@ -81,8 +85,7 @@ class Fibers {
   std::vector<Fiber> fibers_;
   StackPlace home_;
   int current_ = 0;
-  void* body_ = nullptr;
-  void (*call_)(void*, int) = nullptr;
+  Body body_;
   std::exception_ptr thrown_;
 };
 

@@ -6,6 +6,8 @@
 
 #include <mha/backend/backward.hpp>
 #include <mha/backend/cuda/forward_body.hpp>
+#include <mha/backend/cuda/gradient_params.hpp>
+#include <mha/backend/cuda/gradient_split.hpp>
 
 #include "../any_policies.hpp"
 #include "shared_memory.hpp"
@@ -94,40 +96,86 @@ template <class A> class AnySlope {
   mha::Dual<A> (*at_)(const void*, A, Index, Index, Index, Index);
 };
 
-/// use(the backward pass with both its policies so).
+/// The pairs of a call.
+template <class T, class Source, class M, class S> Inside inside_of(const mha::AttendCall<T, Source, M, S>& c) {
+  return {c.shape, c.q_offsets, nullptr, &c.kv,
+          [](const void* kv, Index b) { return static_cast<const Source*>(kv)->keys(b); }};
+}
+/// The call with other policies.
+template <class T, class Source, class M, class S, class OtherMask, class OtherScore>
+mha::AttendCall<T, Source, OtherMask, OtherScore> with_policies(const mha::AttendCall<T, Source, M, S>& c,
+                                                                const OtherMask& mask, const OtherScore& score) {
+  return {c.q,        c.kv,        mask,    score,  c.out,       c.log_sum_exp, c.shape,  c.kv_heads,
+          c.head_dim, c.value_dim, c.scale, c.sink, c.q_offsets, c.states,      c.dropout};
+}
+/// A call whose score is behind AnySlope; NoScore stays itself.
+template <class Call> struct SlopedCallOf { using type = Call; };
+template <class T, class Source, class M, class S>
+requires(!std::is_same_v<S, mha::NoScore>) struct SlopedCallOf<mha::AttendCall<T, Source, M, S>> {
+  using type = mha::AttendCall<T, Source, M, AnySlope<mha::Accumulator<T>>>;
+};
+template <class Call> using SlopedCall = typename SlopedCallOf<Call>::type;
+
+/// What a kernel gets, of dQ, dK or dV with the call's score so: such kernels are compiled once for all scores. Those
+/// of a score's own numbers get it as it is.
+template <class Params> struct KernelParams {
+  const Params& params;
+  explicit KernelParams(const Params& p) : params(p) {}
+};
+template <class Call>
+requires(!std::is_same_v<Call, SlopedCall<Call>>) struct KernelParams<mha::cuda::GradientParams<Call>> {
+  using Slope = AnySlope<typename mha::cuda::GradientParams<Call>::A>;
+  Inside inside;
+  mha::cuda::GradientParams<SlopedCall<Call>> params;
+  explicit KernelParams(const mha::cuda::GradientParams<Call>& p)
+      : inside(inside_of(p.call)),
+        params{with_policies(p.call, p.call.mask, Slope(p.call.score, inside)),
+               p.out,
+               p.d_out,
+               p.d_log_sum_exp,
+               p.level,
+               p.sum,
+               p.rows,
+               p.query,
+               p.key,
+               p.value,
+               p.sink,
+               p.aligned,
+               p.shares,
+               p.blocks,
+               p.parts,
+               p.first_sequence,
+               p.first_row} {}
+};
+template <class Call>
+requires(!std::is_same_v<Call, SlopedCall<Call>>) struct KernelParams<mha::cuda::SharedGradientParams<Call>> {
+  using Slope = AnySlope<typename mha::cuda::GradientParams<Call>::A>;
+  Inside inside;
+  mha::cuda::SharedGradientParams<SlopedCall<Call>> params;
+  explicit KernelParams(const mha::cuda::SharedGradientParams<Call>& p)
+      : inside(inside_of(p.call)), params{with_policies(p.call, p.call.mask, Slope(p.call.score, inside)),
+                                          p.shares,
+                                          p.slice,
+                                          p.from,
+                                          p.to,
+                                          p.columns} {}
+};
+
+/// use(the backward pass with both its policies so); a score whose own numbers' gradients are wanted stays itself.
 template <class T, class Source, class M, class S, class Wanted, class Use>
 void with_guarded_backward(const mha::AttendBackwardCall<T, Source, M, S, Wanted>& c, Use&& use) {
-  const auto& f = c.forward;
-  const Inside inside{f.shape, f.q_offsets, nullptr, &f.kv,
-                      [](const void* kv, Index b) { return static_cast<const Source*>(kv)->keys(b); }};
-  const auto go = [&](const auto& score) {
-    using Score = std::remove_cvref_t<decltype(score)>;
-    use(mha::AttendBackwardCall<T, Source, AnyMask, Score, Wanted>{
-        {f.q, f.kv, any_inside<mha::Accumulator<T>>(f.mask, inside), score, f.out, f.log_sum_exp, f.shape, f.kv_heads,
-         f.head_dim, f.value_dim, f.scale, f.sink, f.q_offsets, f.states, f.dropout},
-        c.out,
-        c.d_out,
-        c.d_log_sum_exp,
-        c.level,
-        c.sum,
-        c.query,
-        c.key,
-        c.value,
-        c.sink,
-        c.key_offsets,
-        c.score});
-  };
+  const Inside inside = inside_of(c.forward);
+  const auto mask = any_inside<mha::Accumulator<T>>(c.forward.mask, inside);
   if constexpr (std::is_same_v<S, mha::NoScore> || Wanted::bias || Wanted::parameters)
-    go(f.score);
+    use(c.with(with_policies(c.forward, mask, c.forward.score)));
   else
-    go(AnySlope<mha::Accumulator<T>>(f.score, inside));
+    use(c.with(with_policies(c.forward, mask, AnySlope<mha::Accumulator<T>>(c.forward.score, inside))));
 }
 
 /// use(the call with both its policies so).
 template <class T, class Source, class M, class S, class Use>
 void with_guarded_policies(const mha::AttendCall<T, Source, M, S>& call, Use&& use) {
-  const Inside inside{call.shape, call.q_offsets, nullptr, &call.kv,
-                      [](const void* kv, Index b) { return static_cast<const Source*>(kv)->keys(b); }};
+  const Inside inside = inside_of(call);
   with_any_policies(
       call, [&](const auto& policy) { return any_inside<mha::Accumulator<T>>(policy, inside); }, use);
 }

@@ -53,20 +53,17 @@ class SharedMemory {
   std::uint64_t writes() const { return writes_; }
 
   /// lanes: who of the thread's warp receives these bytes.
+  ///
+  /// Most of the model's time passes here, without optimization: few calls, no indexing.
   void read(int thread, std::uint32_t lanes, Shared address, Shared bytes, void* to) {
     const unsigned char* const from = at(address, bytes);
-    for (std::size_t w = size(address) / 4; w < size(address + bytes) / 4; ++w) {
-      const Word& x = words_[w];
-      if (x.flying)
-        throw Fault(name("read", w) + " while the cp.async of thread " + std::to_string(x.writer) +
-                    " is in flight: its wait, or the barrier after it, is missing");
-      if (x.writer < 0) throw Fault(name("read", w) + " that nobody wrote");
-      const bool own = warp(x.writer) == warp(thread) && lanes == lane_bit(x.writer);
-      if (!own && unordered(x, warp(thread)))
-        throw Fault(name("read", w) + " races with the write of thread " + std::to_string(x.writer));
-      Readers& r = readers_[w * warps_ + warp(thread)];
-      if (r.epoch != epoch_ || r.warp_epoch != warp_epoch_[warp(thread)]) r = {epoch_, warp_epoch_[warp(thread)], 0};
-      r.lanes |= lanes;
+    const std::size_t own = warp(thread), first = size(address) / 4;
+    const std::uint64_t epoch = epoch_, warp_epoch = warp_epoch_[own];
+    const Word *x = words_.data() + first, *const end = x + size(bytes) / 4;
+    for (Readers* r = readers_.data() + first * warps_ + own; x != end; ++x, r += warps_) {
+      if (x->flying || x->writer < 0 || x->epoch == epoch) expect_readable(*x, thread, lanes);
+      if (r->epoch != epoch || r->warp_epoch != warp_epoch) *r = {epoch, warp_epoch, 0};
+      r->lanes |= lanes;
     }
     std::memcpy(to, from, size(bytes));
   }
@@ -98,7 +95,8 @@ class SharedMemory {
     std::memset(to, 0xff, size(bytes));
   }
   void land_copy(int thread, Shared address, Shared bytes, const void* from) {
-    for (std::size_t w = size(address) / 4; w < size(address + bytes) / 4; ++w) words_[w] = mark(thread, false);
+    const std::size_t first = size(address) / 4;
+    for (Word *x = words_.data() + first, *const end = x + size(bytes) / 4; x != end; ++x) *x = mark(thread, false);
     std::memcpy(at(address, bytes), from, size(bytes));
   }
 
@@ -126,6 +124,17 @@ class SharedMemory {
     return x.writer >= 0 && x.epoch == epoch_ && !(warp(x.writer) == by_warp && x.warp_epoch < warp_epoch_[by_warp]);
   }
 
+  void expect_readable(const Word& x, int thread, std::uint32_t lanes) const {
+    const auto w = static_cast<std::size_t>(&x - words_.data());
+    if (x.flying)
+      throw Fault(name("read", w) + " while the cp.async of thread " + std::to_string(x.writer) +
+                  " is in flight: its wait, or the barrier after it, is missing");
+    if (x.writer < 0) throw Fault(name("read", w) + " that nobody wrote");
+    const bool own = warp(x.writer) == warp(thread) && lanes == lane_bit(x.writer);
+    if (!own && unordered(x, warp(thread)))
+      throw Fault(name("read", w) + " races with the write of thread " + std::to_string(x.writer));
+  }
+
   unsigned char* at(Shared address, Shared bytes) {
     if (address % bytes != 0)
       throw Fault("shared address " + std::to_string(address) + " is no multiple of " + std::to_string(bytes));
@@ -136,20 +145,28 @@ class SharedMemory {
   }
 
   void claim(int thread, Shared address, Shared bytes, bool flying) {
-    const std::size_t own = warp(thread);
-    for (std::size_t w = size(address) / 4; w < size(address + bytes) / 4; ++w) {
-      Word& x = words_[w];
-      if (x.flying) throw Fault(name("write", w) + " while a cp.async to it is in flight");
-      if (x.writer != thread && unordered(x, own))
-        throw Fault(name("write", w) + " races with the write of thread " + std::to_string(x.writer));
-      for (std::size_t v = 0; v < warps_; ++v) {
-        const Readers& r = readers_[w * warps_ + v];
-        if (r.epoch != epoch_) continue;
-        if (v == own && (r.warp_epoch != warp_epoch_[v] || (r.lanes & ~lane_bit(thread)) == 0)) continue;
-        throw Fault(name("write", w) + " races with a read in warp " + std::to_string(v));
-      }
-      x = mark(thread, flying);
+    const std::size_t own = warp(thread), first = size(address) / 4;
+    const std::uint64_t epoch = epoch_;
+    const Readers* r = readers_.data() + first * warps_;
+    Word *x = words_.data() + first, *const end = x + size(bytes) / 4;
+    for (; x != end; ++x) {
+      if (x->flying || (x->epoch == epoch && x->writer != thread)) expect_writable(*x, own);
+      for (const Readers* const last = r + warps_; r != last; ++r)
+        if (r->epoch == epoch) expect_not_read(*r, thread);
+      *x = mark(thread, flying);
     }
+  }
+  void expect_writable(const Word& x, std::size_t by_warp) const {
+    const auto w = static_cast<std::size_t>(&x - words_.data());
+    if (x.flying) throw Fault(name("write", w) + " while a cp.async to it is in flight");
+    if (unordered(x, by_warp))
+      throw Fault(name("write", w) + " races with the write of thread " + std::to_string(x.writer));
+  }
+  void expect_not_read(const Readers& r, int thread) const {
+    const auto at = static_cast<std::size_t>(&r - readers_.data());
+    const std::size_t v = at % warps_;
+    if (v == warp(thread) && (r.warp_epoch != warp_epoch_[v] || (r.lanes & ~lane_bit(thread)) == 0)) return;
+    throw Fault(name("write", at / warps_) + " races with a read in warp " + std::to_string(v));
   }
 
   std::size_t warps_;

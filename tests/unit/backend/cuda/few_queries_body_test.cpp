@@ -110,7 +110,7 @@ TEST(FewQueriesBody, EverySplitIsRight) {
   AttendCase<mha::bfloat16> brain(random, sizes, MaskKind::window);
   AttendCase<float> single(random, sizes, MaskKind::window);
   Work<float> work;
-  for (Index splits = 1; splits <= 17; ++splits) {  // from 5 on some chunks are empty
+  for (const Index splits : {1, 2, 3, 4, 5, 7, 12, 17}) {  // from 5 on some chunks are empty
     brain.reset();
     run<HostMachine, Brain64>(brain, splits, work);
     expect_right(brain, "bfloat16, splits " + std::to_string(splits) + ": ", bound<mha::bfloat16>());
@@ -158,7 +158,7 @@ TEST(FewQueriesBody, TakesEveryMask) {
   for (int kind = 0; kind <= static_cast<int>(MaskKind::none); ++kind) {
     const MaskKind mask = static_cast<MaskKind>(kind);
     const AttendSizes sizes{
-        .batch = 2, .queries = 3, .keys = 230, .heads = 4, .kv_heads = 2, .dim = 16, .value_dim = 24, .sink = true};
+        .batch = 2, .queries = 3, .keys = 150, .heads = 4, .kv_heads = 2, .dim = 16, .value_dim = 24, .sink = true};
     check<Brain64>(random, sizes, 1 + kind % 3, mask);
     check<Float64x4>(random, sizes, 1 + kind % 3, mask);
     AttendSizes other = sizes;

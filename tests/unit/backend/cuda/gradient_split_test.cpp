@@ -56,9 +56,10 @@ std::ptrdiff_t launches(const std::string& kernel) {
 /// Two shares of five heads, into what is there; slices of a tile, of a sequence, of all.
 template <class T, class... Extra> void check(const std::string& name, std::ptrdiff_t sums, const Extra&... extra) {
   const BackwardCase<T> c(name, {2, 40, 70, 5, 1, 16, 8});
+  const auto expected = c.template as<double>().template gradients<mha::Reference>(extra...);
   for (const std::int64_t numbers : {1, 70 * 2 * 24, 1 << 20}) {
     const Limits limits(80, numbers * std::int64_t{sizeof(mha::Accumulator<T>)});
-    EXPECT_LE(support::gpu::gradient_error(c, extra...), 1) << name;
+    EXPECT_LE(support::gpu::gradient_error<T>(c.template gradients<BackwardModel<>>(extra...), expected), 1) << name;
     EXPECT_EQ(launches("shares"), sums * (numbers == 1 ? 4 : numbers < 1 << 20 ? 2 : 1)) << name;
   }
 }

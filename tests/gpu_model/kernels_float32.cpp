@@ -1,0 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels.hpp"
+
+MHA_MODEL_FLOAT32(template);
