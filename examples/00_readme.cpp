@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The program on the front page of README.md, and what it prints there; next: 01_one_head_by_hand.cpp
+// The program on the front page, README.md, which also shows its output; next: 01_one_head_by_hand.cpp
 #include <cmath>
 #include <cstdio>
 #include <Eigen/Core>
@@ -7,7 +7,7 @@
 #include <mha/mha.hpp>
 
 int main() {
-  // 8 query heads share 2 key/value heads; a token sees itself and those before it; float32 on this processor.
+  // 8 query heads share 2 key/value heads; a token sees itself and the tokens before it; float32 on the CPU.
   mha::MultiHeadAttention<float, mha::Cpu, mha::GroupedQuery<2>, mha::Causal> layer({.d_model = 512, .num_heads = 8});
   layer.initialize(mha::XavierUniform{.seed = 1});
 

@@ -33,7 +33,7 @@ void attention_by_hand(const Matrix& q, const Matrix& k, const Matrix& v, double
     double sum = 0;
     for (int j = 0; j <= i; ++j) sum += p(i, j) = std::exp(p(i, j) - max);
     for (int j = 0; j <= i; ++j) p(i, j) /= sum;
-    // Output: the values, mixed by these weights.
+    // Output: the mean of the values with these weights.
     for (int j = 0; j <= i; ++j)
       for (int d = 0; d < v.cols(); ++d) o(i, d) += p(i, j) * v(j, d);
   }
@@ -44,12 +44,12 @@ int main() {
   q << 0.2, 0.1, 0.4, /**/ 0.0, 0.5, 0.3, /**/ 0.1, 0.0, 0.2, /**/ 0.3, 0.2, 0.1;
   k << 0.2, 0.0, 0.1, /**/ 0.1, 0.4, 0.3, /**/ 0.3, 0.1, 0.2, /**/ 0.0, 0.2, 0.2;
   v << 0.5, 0.0, /**/ -0.2, 0.1, /**/ 0.3, -0.1, /**/ 0.0, 0.2;
-  known << 0.5, 0, /**/ 0.123780, 0.053746, /**/ 0.198273, 0, /**/ 0.147965, 0.048996;  // worked out elsewhere
+  known << 0.5, 0, /**/ 0.123780, 0.053746, /**/ 0.198273, 0, /**/ 0.147965, 0.048996;  // computed independently
 
   Matrix p, by_hand;
   attention_by_hand(q, k, v, 1 / std::sqrt(3.0), p, by_hand);
 
-  // The same by the library. Reference is written like the loops; Cpu never stores P.
+  // The same with the library. Reference is written like the loops; Cpu never stores P.
   const Matrix reference = mha::attention<mha::Reference>(q, k, v, mha::Causal{});  // (L, Dv)
   const Matrix cpu = mha::attention<mha::Cpu>(q, k, v, mha::Causal{});              // (L, Dv)
   const auto weights = mha::attention_weights(q, k, mha::Causal{});                 // (B, H, L, L), here (1, 1, 4, 4)
@@ -65,7 +65,7 @@ int main() {
     std::printf("\n");
   }
 
-  // The commonest mistake. The numbers stay plausible, so only a known answer shows it.
+  // The most common mistake is to forget the scale. The numbers stay plausible: only a known answer shows it.
   Matrix unscaled_p, unscaled;
   attention_by_hand(q, k, v, 1.0, unscaled_p, unscaled);
   const Matrix unscaled_cpu = mha::attention(q, k, v, mha::Causal{}, mha::Scale{1.0});

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // 02: your first layer
 //
-// You learn   a whole layer in one line: projections, grouped heads, a causal mask, the output matrix, and what each is
+// You learn   a whole layer in one line, and the loops that it replaces: projections, grouped heads, a causal mask, the
+//             output matrix
 // The maths   Q = X W_Q  K = X W_K  V = X W_V;  head_h = softmax(Q_h K_g(h)ᵀ / √D, causal) V_g(h);
 //             Y = [head_0 … head_Hq-1] W_O;  query head h reads key/value head g(h) = h / (Hq / Hkv)
 // Symbols     L = 6 tokens of E = 64 numbers, Hq = 8 query heads, Hkv = 2 key/value heads, D = E / Hq = 8:
 //             X, Y (L, E)  W_Q (E, Hq·D)  W_K, W_V (E, Hkv·D)  W_O (Hq·D, E)  Q (L, Hq·D)  K, V (L, Hkv·D)
-// Output      the layer against the loops (below 1e-6 apart: float32 against double), then a change of token 4:
-//             rows 0 to 3 keep every bit, rows 4 and 5 move; then what the layer says about itself
+// Output      the difference between layer and loops (below 1e-6: float32 against double); which rows change with token
+//             4: rows 0 to 3 keep every bit, rows 4 and 5 move; then explain(), which describes the layer
 // Next        03_your_own_memory.cpp
 #include <cmath>
 #include <cstdio>
@@ -37,7 +38,7 @@ Doubles layer_by_hand(const Layer& layer, const Matrix& x) {
   const Doubles q = times(x, weights.query.matrix());  // (L, Hq·D): head h is columns h·D … h·D + D - 1
   const Doubles k = times(x, weights.key.matrix());    // (L, Hkv·D)
   const Doubles v = times(x, weights.value.matrix());  // (L, Hkv·D)
-  Doubles heads = Doubles::Zero(L, Hq * D);            // (L, Hq·D): written side by side, so concat is done
+  Doubles heads = Doubles::Zero(L, Hq * D);            // (L, Hq·D): already side by side, no concat needed
   for (int h = 0; h < Hq; ++h) {
     const int g = h / (Hq / Hkv);  // heads 0-3 share key/value head 0, heads 4-7 share 1
     for (int i = 0; i < L; ++i) {
@@ -79,7 +80,7 @@ int main() {
     causal = causal && same == (i < 4);
   }
 
-  // What a call never stores can be asked for: the weights of every head, or their mean.
+  // A call never stores the attention weights, but they can be computed: for every head, or their mean.
   const auto weights = layer.attention_weights(x);    // (B, Hq, L, L), here (1, 8, 6, 6)
   const auto mean = layer.mean_attention_weights(x);  // (B, L, L)
   double row_sum = 0, mean_sum = 0;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // 03: your own memory
 //
-// You learn   attention over memory that is already there, in any order, without a copy; results, scratch and weights
-//             in memory of yours; attention in two parts, joined
+// You learn   attention over existing memory of any layout, without a copy; results, scratch memory and weights in your
+//             own memory; attention computed in two parts and merged
 // The maths   element (b, l, h, d) is at data[b·s0 + l·s1 + h·s2 + d·s3]: a layout is four strides. Parts over disjoint
 //             keys, with lseᵢ = log Σ exp(logits): out = out₁·exp(lse₁ − lse) + out₂·exp(lse₂ − lse)
 // Symbols     B = 2 sequences, L = 5 tokens, H = 4 heads, D = 8; Q, K, V, out (B, L, H, D)  lse (B, H, L)
@@ -75,7 +75,7 @@ int main() {
                                    mha::Causal{});  // (L, D)
   check("head 3 of sequence 1 by Eigen::Map", head(4, 7) == out(1, 4, 3, 7) && head(0, 0) == out(1, 0, 3, 0));
 
-  // Attention over keys 0-2 and over keys 3-4, then joined: all keys. Each part tells the log of its denominator.
+  // Attention over keys 0-2 and over keys 3-4, then joined: all keys. Each part returns its log-sum-exp.
   mha::Tensor<float, 3> lse(B, H, L), other_lse(B, H, L);  // (B, H, L)
   const auto part = [](auto all, int first, int count) {
     return decltype(all){&all(0, first, 0, 0), {B, count, H, D}, {L * E, E, D, 1}};

@@ -40,7 +40,7 @@ struct Distance {
   template <class T> T operator()(T s, int, int, int q, int k) const { return s - slope * float(mha::abs(q - k)); }
 };
 
-// The loop that every call below stands for, in double. A token that sees nothing keeps 0.
+// The loop that every call below replaces, in double. A token that sees nothing keeps 0.
 template <class M, class S = mha::NoScore>
 Heads by_hand(const Heads& q, const Heads& k, const Heads& v, const M& mask, const S& score = {}) {
   Heads out(B, L, H, D);
@@ -88,7 +88,7 @@ int main() {
   const auto two_ways = mha::mask([](int, int h, int i, int j) { return h < 2 ? j <= i : j >= i; });
   compare("a lambda: two heads look back, two ahead", mha::attention(q, k, v, two_ways), by_hand(q, k, v, two_ways));
 
-  // Data of one call is borrowed: sequence 1 has 100 tokens, and whatever lies behind them is not looked at.
+  // Data of one call is borrowed: sequence 1 has 100 tokens, and what follows them is not read.
   const std::vector<int> lengths{L, 100};
   const auto composed = Chunked{64} && mha::Causal{} && mha::Padding{lengths};
   const Heads expected = by_hand(q, k, v, composed);
@@ -96,7 +96,7 @@ int main() {
   compare("Chunked && Causal && Padding, NaN behind", mha::attention(q, k, v, composed), expected);
   for (int l = 100; l < L; ++l) k(1, l, 0, 0) = v(1, l, 0, 0) = 0;
 
-  // Masks given apart intersect; scores chain in the order written: capped first, then the distance.
+  // Several masks intersect; several scores are applied in the order written: capped first, then the distance.
   const auto capped = [](double s, int, int, int i, int j) { return 5 * std::tanh(s / 5) - 0.1 * std::abs(i - j); };
   compare("a score of your own, after SoftCap", mha::attention(q, k, v, mha::Causal{}, mha::SoftCap{5}, Distance{0.1f}),
           by_hand(q, k, v, mha::Causal{}, capped));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // 06: grouped heads
 //
-// You learn   MHA, GQA and MQA as types; what each stores per token; that sharing a key/value head is nothing but
+// You learn   MHA, GQA and MQA as types; what each stores per token; that sharing a key/value head gives the same as
 //             repeating it, without the copy
 // The maths   query head h reads key/value head g(h) = h / (Hq / Hkv):  Hkv = Hq is multi-head, 1 is multi-query
 // Symbols     L = 40 tokens of E = 64, Hq = 8 query heads, D = E / Hq = 8, Hkv = 8, 2 or 1 key/value heads
@@ -92,7 +92,7 @@ int main() {
   mha::Tensor<float, 4> q(1, L, Hq, D), k(1, L, 2, D), v(1, L, 2, D), k8(1, L, Hq, D), v8(1, L, Hq, D);
   for (int i = 0; i < L * Hq * D; ++i) q.data()[i] = std::sin(1.3f * float(i));
   for (int i = 0; i < L * 2 * D; ++i) k.data()[i] = std::cos(0.7f * float(i)), v.data()[i] = std::sin(2.1f * float(i));
-  // The loop that grouping spares: memory and copies Hq / Hkv times as large.
+  // The loop that grouping saves: memory and copies Hq / Hkv times as large.
   for (int l = 0; l < L; ++l)
     for (int h = 0; h < Hq; ++h)
       for (int d = 0; d < D; ++d) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // 07: cross-attention
 //
-// You learn   words that look at an image; the image's keys and values made once and used by every later call
+// You learn   words that attend to an image; the image's keys and values computed once and used by every later call
 // The maths   Q = X W_Q from the words, K = M W_K and V = M W_V from the patches;  y_i = Σ_j softmax(Q Kᵀ/√D)_ij V_j
 // Symbols     Lq = 5 words of E = 4 numbers (one per known word), Lk = 18 patches of 4 x 4 pixels, 3 rows of 6, which
 //             are rows of E_kv = 16 numbers; one head of D = Dv = 16
@@ -101,7 +101,7 @@ int main() {
   std::printf("\nevery word gives its patch over 90 %%: %s, and sees its pattern: %s; against the loops %.0e\n",
               looks_right ? "yes" : "NO", sees_right ? "yes" : "NO", worst);
 
-  // A decoder asks the same memory at every step. That the image is not read again shows when it is gone.
+  // A decoder reads the same memory at every step. Overwriting the image shows that it is not read again.
   const auto from_image = cross(words, image);
   for (float& x : image) x = std::numeric_limits<float>::quiet_NaN();
   const auto later = cross(words, memory);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // 08: positions
 //
-// You learn   that attention does not know the order of its tokens, and how Rotary or Alibi tell it; how a trained
-//             Rotary is stretched to longer texts
-// The maths   pair i of r turning coordinates, at position p, turns by a = p·f_i, f_i = base^(−2i/r):
+// You learn   that attention does not know the order of its tokens, and how Rotary and Alibi add it; how a trained
+//             Rotary is scaled to longer texts
+// The maths   pair i of r rotated coordinates, at position p, turns by a = p·f_i, f_i = base^(−2i/r):
 //             (x, y) → (x cos a − y sin a, x sin a + y cos a);  then q·k depends on p_q − p_k only.
 //             Alibi: logit − slope_h·|p_q − p_k|
 // Symbols     L = 12 tokens of E = 32, H = 4 heads of D = 8; X, Y (L, E)  one query or key (1, 1, 1, D)
@@ -26,7 +26,7 @@ void check(const char* claim, bool holds) {
   failures += !holds;
 }
 
-// A row of D numbers, as it is when it stands at a position.
+// A row of D numbers, turned to a position.
 template <class Rotary> Row turned(const Rotary& rotary, Row x, int position) {
   rotary.apply(x.view(), mha::Origins(position));
   return x;
@@ -44,7 +44,7 @@ template <class Rotary> double frequency(const Rotary& rotary, int i) {
   return std::atan2(there(0, 0, 0, i + D / 2), there(0, 0, 0, i));
 }
 
-// How far the rows of a layer's result move along when its tokens are given in reverse order: 0 = not at all.
+// How much a layer's rows change when its tokens are reversed: 0 = the same rows, reversed.
 template <class... Policies> double notices_order(const Policies&... policies) {
   auto layer = mha::make_attention<double>({.d_model = E, .num_heads = H}, policies...);
   layer.initialize(mha::XavierUniform{.seed = 8});
@@ -88,7 +88,7 @@ int main() {
   };
   const double near = logit(halves, 7, 3), moved = logit(halves, 1007, 1003), apart = logit(halves, 8, 3);
   check("q.k depends on the distance only", std::fabs(near - moved) < 1e-11 && std::fabs(near - apart) > 1e-3);
-  // Stretched frequencies: text four times as long as in training, without angles that training never saw.
+  // Scaled frequencies: a text four times as long as in training, without angles that training never saw.
   const mha::Rotary<mha::Halves, mha::LinearScaling> linear{.scaling = {.factor = 4}};
   const mha::Rotary<mha::Halves, mha::NtkScaling> ntk{.scaling = {.factor = 4}};
   const mha::Rotary<mha::Halves, mha::Llama3Scaling> llama{.scaling = {.factor = 4, .original_length = 128}};
@@ -110,11 +110,11 @@ int main() {
   const double between = (turns[1] - 1) / (4 - 1);  // Llama 3 leaves pairs of over 4 turns and slows those below 1
   check("Llama3 leaves fast pairs, slows slow ones, interpolates between",
         is(slowed[0][2], 1) && is(1 / slowed[1][2], between + (1 - between) / 4) && is(slowed[3][2], 4));
-  // YaRN goes from the one to the other by the pair's number, and lengthens q and k: the softmax becomes sharper.
+  // YaRN goes from one to the other by the pair's number, and lengthens q and k: the softmax becomes sharper.
   check("Yarn goes over by the number of the pair, and lengthens q and k",
         is(slowed[0][3], 1) && is(1 / slowed[1][3], 0.5 + 0.5 / 4) && is(slowed[3][3], 4) &&
             is(logit(yarn, 5, 5), std::pow(0.1 * std::log(4.0) + 1, 2) * logit(halves, 5, 5)));
-  // Alibi turns nothing: equal logits (q = 0) are weighted by e^(−slope·distance), each head with a slope of its own.
+  // Alibi turns nothing: equal logits (q = 0) are weighted by e^(−slope·distance), with a slope for each head.
   mha::Tensor<double, 4> zero(1, L, H, D);
   const auto p = mha::attention_weights(zero, zero, mha::Causal{}, mha::Alibi{});  // (B, H, Lq, Lk)
   bool alibi = true;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // 09: write a score (04_write_a_mask.cpp has the shortest one)
 //
-// You learn   a score with data of its own per head and with a derivative that you did not write; the order in a Chain;
+// You learn   a score with data for each head, whose derivative you need not write; the order in a Chain;
 //             tables: AdditiveBias, where −∞ hides, and RelativeBias
 // The maths   s' = score(s, b, h, q, k),  s = q·k/√D,  p = softmax(s'),  o = Σ_k p_k v_k;  so
 //             ∂o/∂s_k = p_k (v_k − o) · ∂s'/∂s:  the last factor is what differentiate() gives
@@ -64,8 +64,8 @@ int main() {
   const Heads o = mha::attention(q, k, v, soft);  // (1, L, H, D)
   check("a score with data per head is the loop", distance(o, by_hand(q, k, v, soft)) < 1e-6);
 
-  // The gradient of output 2 of token 4, head 1, by the coordinates of its query, from one derivative of the score per
-  // key; beside it the difference quotient of the whole attention.
+  // The gradient of output 2 of token 4, head 1, with respect to its query, from one derivative of the score per key;
+  // beside it the difference quotient of the whole attention.
   const auto p = mha::attention_weights(q, k, soft);  // (B, H, L, L)
   double gradient[D] = {}, apart = 0;
   for (int j = 0; j < L; ++j) {
@@ -88,7 +88,7 @@ int main() {
   }
   check("the gradient through the score is the difference quotient", apart < 1e-6);
 
-  // A Chain applies its parts as written, and the order matters. Scores given apart to a call chain too.
+  // A Chain applies its parts as written, and the order matters. Several scores of a call are chained too.
   const mha::Chain capped_first{mha::SoftCap{3}, soft};
   const Heads chained = mha::attention(q, k, v, capped_first);
   const auto loop = [&](double s, int b, int h, int i, int j) { return soft(3 * std::tanh(s / 3), b, h, i, j); };
@@ -105,7 +105,7 @@ int main() {
   const Heads hidden = mha::attention(q, k, v, mha::AdditiveBias{table});
   check("AdditiveBias with -inf is the mask", distance(hidden, causal) < 1e-12);
 
-  // A learned number per head and bucket of distance (T5): near distances have a bucket each, far ones share.
+  // A learned number per head and bucket of distance (T5): near distances have their own buckets, far ones share.
   const mha::RelativeBuckets buckets{.count = 8, .max_distance = 8};
   std::vector<float> learned(std::size_t(buckets.count * H));  // (buckets, H)
   for (std::size_t i = 0; i < learned.size(); ++i) learned[i] = 2 * std::sin(float(i));

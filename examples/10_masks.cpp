@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // 10: a tour of the masks (04_write_a_mask.cpp shows how to write one)
 //
-// You learn   every mask of the library as a picture, how they compose, and what each costs: what it shows
+// You learn   the masks of the library as pictures, how they compose, and that each costs only what it shows
 // The maths   query q sees key k where mask(b, h, q, k) is true; work = 2·Hq·(visible pairs)·(D + Dv) FLOP
 // Symbols     L = 16 tokens for the pictures, 4096 for the cost; row q of a picture shows its keys, # = visible
 // Output      twelve pictures; then what 4096 tokens cost under seven masks, such as
@@ -26,7 +26,7 @@ void flush() {
 
 int failures = 0;
 
-// Draws a mask and holds it to `visible`, its definition for one sequence: pair by pair, in attention and in cost().
+// Draws a mask and compares it with `visible`, its definition for one sequence: by pairs, in attention and in cost().
 template <class M, class F> void show(const char* name, const M& mask, const F& visible) {
   const auto ready = mha::prepared(mask, mha::CallShape{1, 1, L, L, 0});  // what a call does first
   mha::Tensor<bool, 2> table(L, L);                                       // (Lq, Lk)
@@ -80,7 +80,7 @@ int main() {
   show("Document: 5, 3 and 8", mha::Document{ids}, same);
   show("Document && Causal", mha::Document{ids} && mha::Causal{}, [&](int q, int k) { return same(q, k) && k <= q; });
   flush();
-  // A map of 4 x 4 blocks of 4 positions, owned by the mask; the same map from memory of yours is a BlockSparseView.
+  // A map of 4 x 4 blocks of 4 positions, owned by the mask; the same map in your own memory is a BlockSparseView.
   const std::vector<std::uint8_t> map{1, 0, 0, 0, /**/ 1, 1, 0, 0, /**/ 1, 0, 1, 0, /**/ 1, 0, 1, 1};
   const mha::BlockSparse blocks({.block = 4, .query_blocks = 4, .key_blocks = 4}, map);
   const auto set = [&](int q, int k) { return map[std::size_t(q / 4 * 4 + k / 4)] != 0; };

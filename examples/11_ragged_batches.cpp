@@ -39,7 +39,7 @@ int main() {
   for (const int length : lengths) offsets.push_back(offsets.back() + length);
   const int total = offsets.back(), longest = 96;
 
-  // Of the past a token sees itself and positions 0, 3, 6 …: it shows that every sequence counts from 0.
+  // A token sees itself and the past positions 0, 3, 6 …: this shows that every sequence counts from 0.
   const auto mask = mha::Causal{} && mha::mask([](int, int, int q, int k) { return k % 3 == 0 || k == q; });
   auto layer = mha::make_attention<float>({.d_model = E, .num_heads = H}, mask);
   layer.initialize(mha::XavierUniform{.seed = 11});
@@ -48,7 +48,7 @@ int main() {
 
   const auto y = layer(x, mha::Ragged{offsets});  // (ΣL, E)
 
-  // The loop that the call stands for: one call per sequence.
+  // The loop that the call replaces: one call per sequence.
   double alone = 0;
   for (std::size_t b = 0; b < B; ++b) {
     if (lengths[b] == 0) continue;
@@ -58,7 +58,7 @@ int main() {
   }
   check("ragged = each sequence alone", alone < 1e-6);
 
-  // The usual way: copy into a rectangle, fill the rest, hide it.
+  // The usual way: copy into a rectangle, pad the rest, mask it.
   mha::Tensor<float, 3> padded(B, longest, E);  // (B, L, E)
   for (std::size_t b = 0; b < B; ++b)
     if (lengths[b] > 0)
@@ -81,7 +81,7 @@ int main() {
                         std::size_t((total - offsets[2]) * E) * sizeof(float)) == 0 &&
             std::isnan(y_changed(offsets[1], 0)));
 
-  // Queries and keys with offsets of their own, without a layer: b's queries meet b's keys.
+  // Separate offsets for queries and keys, without a layer: b's queries attend to b's keys.
   const std::vector<int> query_offsets{0, 2, 3, 8}, key_offsets{0, 4, 4, 13};  // sequence 1 has no keys
   mha::Tensor<float, 3> q(8, H, D), k(13, H, D), v(13, H, D);                  // (ΣL, H, D)
   for (int i = 0; i < 8 * E; ++i) q.data()[i] = std::sin(1.3f * float(i));

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // 12: more heads cost the same
 //
-// You learn   that heads divide a layer's width and do not add to it: at a fixed E the parameters and the work stay as
-//             they are from one head to 32; what does grow, and what each head has less of
+// You learn   that heads divide a layer's width and do not add to it: at a fixed E the parameters and the work are the
+//             same from one head to 32; what does grow, and what each head gets less of
 // The maths   D = E / h:  parameters 4·E·(h·D) = 4E²;  work 2·4·L·E·(h·D) + 2·L²·h·(D + D) = 8LE² + 4L²E, free of h
 // Symbols     L = 384 tokens, E = 256, h = 1 … 32 heads of D = E / h; X, Y (L, E)  attention weights (1, h, L, L)
-// Output      a line for each h: 262144 parameters and 352.3 MFLOP in all of them. The time is printed and not
-//             claimed; it grows with h, because the softmax has h·L·L weights to work out, which these FLOP leave out
+// Output      a line for each h: 262144 parameters and 352.3 MFLOP in all of them. The time is printed but not
+//             checked; it grows with h, because the softmax has h·L·L weights, which these FLOP do not count
 // Next        13_pitfalls_of_numbers.cpp
 #include <algorithm>
 #include <chrono>
@@ -62,13 +62,13 @@ int main() {
     // columns.
     same = same && cost.parameters() == 4 * E * E && layer.parameter_count() == cost.parameters() &&
            cost.total_flop() == 8.0 * L * E * E + 4.0 * L * L * E && cost.cache_elements == 2 * L * E;
-    // What one gains: h distributions for each token. They are different questions, not the same one h times.
+    // What heads add: h distributions for each token, which differ.
     independent = independent && weights.extent(1) == h && (h == 1 || disagreement(weights) > 0.1);
   }
   std::printf("parameters 4E^2, work 8LE^2 + 4L^2E, the same for all: %s; the heads differ: %s\n", same ? "yes" : "NO",
               independent ? "yes" : "NO");
 
-  // What each head loses: its logits q·k are a product of rank D. Asking for wide heads as well is what costs.
+  // What each head loses: its logits q·k are a product of rank D. Heads as wide as E cost more.
   const mha::Cost narrow = mha::cost({.d_model = E, .num_heads = 8}, 1, L, L);
   const mha::Cost wide = mha::cost({.d_model = E, .num_heads = 8, .head_dim = E}, 1, L, L);
   std::printf("8 heads as wide as the one: %.0f times the parameters, %.0f times the work\n",

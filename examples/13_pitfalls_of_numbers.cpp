@@ -2,7 +2,7 @@
 // 13: pitfalls of numbers (14_pitfalls_of_layout.cpp has those of memory and structure)
 //
 // You learn   four classic mistakes between the logits and the softmax, each made on purpose beside the right way: no
-//             1/√D, no row maximum, the mask after the softmax, −10⁹ where a row has nothing to see
+//             1/√D, no row maximum, the mask after the softmax, −10⁹ in a row that sees no key
 // The maths   q, k ~ N(0, 1): q·k has variance D;  softmax(s) = softmax(s − max s);  a hidden key has p = 0 before the
 //             normalisation, not after it;  in float32 s − 10⁹ = −10⁹ if |s| < 32
 // Symbols     L = 64 tokens, one head, D = 16 … 256; Q, K, V (L, D)  S, P (L, L)
@@ -42,7 +42,7 @@ float logit(const Rows& q, const Rows& k, int i, int j) {
   return s / std::sqrt(float(q.extent(1)));
 }
 
-// The mean over the rows of the largest weight: 1 = every query has made up its mind and no gradient is left.
+// The mean over the rows of the largest weight: 1 = every query attends to one key only and no gradient is left.
 float saturation(const mha::Tensor<float, 4>& p) {
   float sum = 0;
   for (int i = 0; i < L; ++i) sum += *std::max_element(&p(0, 0, i, 0), &p(0, 0, i, 0) + L) / L;
@@ -78,7 +78,7 @@ int main() {
               double(largest), double(naive), double(right));
   expect("e^s overflows, the library's does not", std::isnan(naive) && right > 0.99f);
 
-  // The mask after the softmax: the hidden keys have had their share, and the future is in every denominator.
+  // The mask after the softmax: the hidden keys keep their share, and the future is in every denominator.
   const auto unmasked = mha::attention_weights(q, k), masked = mha::attention_weights(q, k, mha::Causal{});
   float kept = 0, whole = 0;
   for (int j = 0; j <= 3; ++j) kept += unmasked(0, 0, 3, j), whole += masked(0, 0, 3, j);

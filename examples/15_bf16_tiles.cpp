@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // 15: bfloat16 on a systolic array
 //
-// You learn   to run a layer as a TPU would by changing one type, what that costs in digits, and why head sizes are so
-//             often 64 or 128: an array works on whole tiles, and what does not fill one is multiplied by zeros
+// You learn   to run a layer as a TPU would, by changing one type; how many digits that costs; and why head sizes are
+//             often 64 or 128: an array works on whole tiles, and fills them up with zeros
 // The maths   x ≈ bf16(x), |x − bf16(x)| ≤ 2⁻⁸|x|; a product of (M, K) by (K, N) takes ⌈M/R⌉·⌈N/C⌉·⌈K/d⌉ passes of an
 //             R × C array of depth d, and fills M·N·K of the R·C·d multiply-adds of each
 // Symbols     L = 256 tokens, E = 256, 4 heads; X, Y (L, E)  Q Kᵀ: (L, d_k) by (d_k, L)   P V: (L, L) by (L, d_k)

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // 16: the first layer on a GPU
 //
-// You learn   to run a layer on an NVIDIA GPU by changing one type, to name that GPU, where its memory lies, how calls
-//             are enqueued in a stream of yours, to keep keys and values there, to replay a step by a CUDA graph, to
-//             train there, and what explain() says of the kernels
+// You learn   to run a layer on an NVIDIA GPU by changing one type, to choose the GPU, to move data there, to enqueue
+//             calls in your own stream, to keep keys and values there, to replay a step by a CUDA graph, to train
+//             there, and what explain() says of the kernels
 // The maths   that of 02_first_layer.cpp
 // Symbols     L = 6 tokens of E = 64 numbers, Hq = 8 query heads, Hkv = 2 key/value heads, D = E / Hq = 8:  x, y (L, E)
-// Output      with a GPU, the layer against the loops (about 1e-6 apart: float against double) and what training leaves
-//             of a loss; without one, why it cannot run; then what a call runs, or would have run, and a larger one in
-//             bfloat16
+// Output      with a GPU, the difference between layer and loops (about 1e-6: float against double) and the part of a
+//             loss that training leaves; without one, why it cannot run; then what a call runs, or would run, and a
+//             larger one in bfloat16
 // Next        17_your_own_threads.cpp
 #include <cmath>
 #include <cstddef>
@@ -21,7 +21,7 @@
 
 constexpr int L = 6, E = 64, Hq = 8, Hkv = 2, D = E / Hq;
 
-// The layer of 02_first_layer.cpp, but for its scalar and the second type: mha::Cuda instead of mha::Cpu.
+// The layer of 02_first_layer.cpp with mha::Cuda instead of mha::Cpu, and any scalar.
 template <class T> using Layer = mha::MultiHeadAttention<T, mha::Cuda, mha::GroupedQuery<Hkv>, mha::Causal>;
 
 mha::Tensor<float, 2> tokens() {
@@ -77,7 +77,7 @@ double run() {
   return error_against_loops(layer, mha::to_host(y));
 }
 
-// Scratch of yours: from the second call on nothing is allocated, and nothing waits until you do.
+// With your own workspace, nothing is allocated from the second call on, and nothing waits until you do.
 double run_in_a_stream() {
   cudaStream_t stream = nullptr;
   if (cudaStreamCreate(&stream) != cudaSuccess) return NAN;
@@ -94,8 +94,8 @@ double run_in_a_stream() {
   return cudaStreamDestroy(stream) == cudaSuccess ? error : NAN;
 }
 
-// A cache of this layer is in the device's memory. One token after another, the second recorded in a graph, which those
-// behind it replay: each sees one key more.
+// A cache of this layer is in the device's memory. The step of the second token is recorded in a graph, which the later
+// tokens replay: each sees one key more.
 double run_in_steps() {
   cudaStream_t stream = nullptr;
   if (cudaStreamCreate(&stream) != cudaSuccess) return NAN;
@@ -139,7 +139,7 @@ double run_in_steps() {
 }
 
 // Descent on ½ ‖y‖², whose gradient by y is y. The tape and the gradients are on the device; the host updates the
-// weights, and the next call finds them packed. How much of the loss is left:
+// weights, and the next call finds them packed. Returns the part of the loss that is left.
 double run_training() {
   Layer<float> layer({.d_model = E, .num_heads = Hq});
   layer.initialize(mha::XavierUniform{.seed = 1});

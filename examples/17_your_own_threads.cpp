@@ -62,14 +62,14 @@ int main() {
   std::printf("shared pool: %d threads, ours: %d\n", mha::ThreadPool{}.workers(), first.backend().threads().workers());
   check("a layer on a pool of two threads gives the bits of one", same_bits(first(x), expected));
 
-  // Calls may come from many threads at once; whoever finds the pool busy computes on its own.
+  // Many threads may call at once; a call that finds the pool busy computes in its own thread.
   mha::Tensor<float, 2> y(L, E);
   std::thread other([&] { second(x, mha::into(y)); });
   const bool here = same_bits(first(x), expected);
   other.join();
   check("so do two layers that share it, called at once", here && same_bits(y, expected));
 
-  // One call on another pool than the layer's.
+  // One call on a pool of its own.
   check("a call may bring a pool of its own", same_bits(first(x, mha::Cpu(mha::ThreadPool(3))), expected));
 
   // Attention alone takes the backend among its other arguments.

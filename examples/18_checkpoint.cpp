@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // 18: a checkpoint
 //
-// You learn   a layer that runs the weights of a mapped .safetensors file; no tensor is copied by the reader
+// You learn   a layer with the weights of a mapped .safetensors file; the reader copies no tensor
 // The maths   PyTorch's nn.Linear stores W as (out, in) and computes x Wᵀ + b; the layer's matrices are (in, out), so
 //             each is given as a transposed view. nn.MultiheadAttention stores W_Q, W_K, W_V in the rows of one matrix.
 // Symbols     E = 16 model width, H = 4 heads; in_proj (3·E, E)  out_proj (E, E)  x, y (L, E)

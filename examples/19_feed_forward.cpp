@@ -2,7 +2,7 @@
 // 19: the feed-forward of a transformer block
 //
 // You learn   Linear and FeedForward: products whose bias, activation, gate and residual are computed with them
-// The maths   GPT-2     y = x + Gelu(x W_up + b_up) W_down + b_down,  Gelu by tanh, as GPT-2 has it
+// The maths   GPT-2     y = x + Gelu(x W_up + b_up) W_down + b_down,  Gelu by tanh, as in GPT-2
 //             LLaMA     y = x + (Silu(x W_gate) ∘ (x W_up)) W_down
 // Symbols     E = 24 model width, H = 64 hidden width; x, y (L, E)  W_up, W_gate (E, H)  W_down (H, E)
 // Output      six lines that end in "yes", and what a call costs
@@ -101,7 +101,7 @@ int main() {
   const Eigen::MatrixXf squared = own(x);
   check("an activation of your own", std::abs(double(squared(1, 3)) - relu * relu) < 1e-5);
 
-  // A checkpoint in bfloat16 stays so: half the memory, and a single row takes half the time.
+  // Weights of a bfloat16 checkpoint stay in 16 bits: half the memory, and a single row in as little as half the time.
   mha::Tensor<mha::bfloat16, 2> checkpoint(H, E);  // (out, in)
   for (int i = 0; i < H; ++i)
     for (int j = 0; j < E; ++j) checkpoint(i, j) = mha::bfloat16(stored(i, j));

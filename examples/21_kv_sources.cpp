@@ -48,7 +48,7 @@ int main() {
   for (std::size_t i = 0; i < k.size(); ++i)
     k.data()[i] = std::cos(0.7f * float(i)), v.data()[i] = std::sin(2.1f * float(i));
 
-  // Contiguous rows, of which each sequence has filled the first lengths[b]. What stands behind them is not read.
+  // Contiguous rows, of which each sequence has filled the first lengths[b]. Rows after them are not read.
   const mha::ContiguousKv<float> rows{k.view(), v.view(), {}, lengths};
   const auto y = mha::attention(q, rows, mha::Causal{});  // the query of sequence b stands at position lengths[b] − 1
   const auto alone = mha::attention(mha::view(q.data(), 1, 1, H, D), mha::view(k.data(), 1, 45, Hkv, D),

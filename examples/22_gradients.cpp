@@ -5,8 +5,8 @@
 // The maths   of ⟨dO, O⟩ for O = P V, P = softmax(S), S = scale · Q Kᵀ:  dV = Pᵀ dO,  dP = dO Vᵀ,  m_i = dO_i · O_i,
 //             dS = P ∘ (dP − m),  dQ = scale · dS K,  dK = scale · dSᵀ Q              (Dao et al. 2022, appendix B.2)
 // Symbols     L = 6 tokens, D = 4 numbers per query and key, Dv = 3 per value: Q, K (L, D)  V, O, dO (L, Dv)
-// Output      the largest difference between loops and call (below 1e-6); the error of values that learn what others
-//             gave:
+// Output      the largest difference between loops and call (below 1e-6); the error of values that learn the output of
+//             others:
 //               step   0: 0.8962
 //               step 400: 0.0487
 // Next        23_kv_cache.cpp, keys and values that are kept
@@ -65,8 +65,8 @@ int main() {
   const bool agree = near(g.query, loops.q) && near(g.key, loops.k) && near(g.value, loops.v);
   std::printf("largest difference between loops and call: %s 1e-6\n", agree ? "below" : "above");
 
-  // Gradient descent on ½ ‖O − target‖², whose gradient with respect to O is O − target: the values learn what other
-  // values gave. What is not wanted is {} and costs nothing.
+  // Gradient descent on ½ ‖O − target‖², whose gradient with respect to O is O − target: the values learn the output
+  // of other values. A gradient that is not needed is {} and costs nothing.
   const Matrix target = mha::attention(q, k, waves(L, Dv, 0.9f), mha::Causal{});
   Matrix dv(L, Dv);
   float error = 0;

@@ -38,7 +38,7 @@ int main() {
   second.initialize(mha::XavierUniform{.seed = 4});
   const auto model = [&](const Rows& x) -> Rows { return second(first(x)); };  // all from scratch
 
-  // Every layer has keys and values of its own; the book of pages is one for both.
+  // Each layer has its own keys and values; both share one table of pages.
   auto cache =
       mha::make_cache(first, mha::Paged{.pages = 12, .length = 128, .page = 16}, {.layers = 2, .sequences = 8});
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // 26: a score that learns
 //
-// You learn   to train a score of your own: the gradients of its numbers come by name, without a derivative of yours
+// You learn   to train a score of your own: the gradients of its numbers have their names, and you write no derivative
 // The maths   t_ij = s_ij − slope · |i − j|,  O = softmax(t) V,  loss = ½ ‖O − target‖²
 //             slope ← slope − rate · ∂loss/∂slope
 // Symbols     L = 48 tokens of H = 2 heads, D = 16: Q, K, V, O, target (L, H, D)
@@ -10,7 +10,7 @@
 //               step  0: slope 0.0000
 //               step 10: slope 0.3000
 //               step 20: slope 0.3000
-//             and a table of one number for each distance, which sums up its own gradients, comes as near:
+//             and a table with a number for each distance, which sums up its own gradients, does nearly as well:
 //               table: 0.4 % of the loss is left
 // Next        27_train_a_layer.cpp, a layer that learns
 #include <algorithm>
@@ -32,7 +32,7 @@ template <class T = float> struct Distance {
   template <class S> auto operator()(S s, int, int, int q, int k) const { return s - slope * float(mha::abs(q - k)); }
 };
 
-// Many numbers, of which a pair needs one: the score says itself what a pair adds to their gradients.
+// Many numbers, of which a pair needs one: the score itself adds a pair's contribution to their gradients.
 struct ByDistance {
   std::array<float, 48> table{};  // what is added at a distance of 0, 1, … 46, and from 47 on
   std::span<float> numbers() { return table; }

@@ -4,7 +4,7 @@
 // You learn   the backward pass of a whole layer: a tape, gradients, a step of descent; what is checked along the way
 // The maths   L = ½ ‖Y − T‖², dL/dY = Y − T; layer.backward() goes back through W_O, attention, rotary and W_Q, W_K,
 //             W_V to dL/dW of every weight and dL/dX; then W ← W − rate · dL/dW
-// Symbols     L = 8 tokens, E = 16 numbers per token: X, Y, T (L, E); T is what a layer of other weights gives
+// Symbols     L = 8 tokens, E = 16 numbers per token: X, Y, T (L, E); T is the result of other weights
 // Output      a gradient beside the difference quotient of the loss, and the error as the layer learns:
 //               dL/dW_Q(3, 2): they agree
 //               dL/dcap: they agree
@@ -51,7 +51,7 @@ int main() {
   const bool agree = std::abs(slope - gradients.query.matrix()(3, 2)) < 1e-6;
   std::printf("dL/dW_Q(3, 2): %s\n", agree ? "they agree" : "they differ");
 
-  // A score that a call is given has gradients too, where they are asked for: here that of a soft cap.
+  // The score of a call has gradients too, if you ask for them: here that of a soft cap.
   const auto capped = [&](float cap) { return 0.5 * (layer(x, mha::SoftCap{cap}) - target).squaredNorm(); };
   mha::SoftCap d_cap{2.f};
   y = layer(x, tape, mha::SoftCap{2.f});

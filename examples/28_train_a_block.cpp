@@ -2,15 +2,15 @@
 // 28: train a block
 //
 // You learn   the backward pass of a transformer block: attention, norms and feed-forward, each with a tape of its own
-// The maths   x ← x + attention(norm₁(x)),  x ← x + SwiGlu(norm₂(x) W_up) W_down, and back: where x is added, its
-//             gradient is the gradient of both
+// The maths   x ← x + attention(norm₁(x)),  x ← x + SwiGlu(norm₂(x) W_up) W_down, and back: a sum passes
+//             its gradient to both terms
 // Symbols     L = 8 tokens, E = 16 numbers per token, H = 32 hidden: x, h, r, dx, dh (L, E)
 // Output      a gradient of each part beside the difference quotient of the loss, and the error as the block learns:
 //               dL/d norm1.weight(3), W_Q(3, 2), W_up(1, 4): they agree
 //               step  0: error 1.52
 //               step 20: error 0.19
 //               step 40: error 0.03
-// Next        models/, whole models
+// Next        29_dropout.cpp
 #include <cmath>
 #include <cstddef>
 #include <cstdio>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // 29: dropout
 //
-// You learn   which weights a call drops: the seed says it, not the threads, the backend or the order of calls
+// You learn   which weights a call drops: that depends on the seed, not on threads, backend or the order of calls
 // The maths   out_i = Σ_k keep(i, k) / (1 − p) · weight_ik · v_k, where keep(i, k) is 0 with the probability p, else 1;
 //             on average over seeds it is attention without dropout
 // Symbols     L = 6 tokens, E = 16 numbers per token, p = 0.25
@@ -10,7 +10,8 @@
 //               weights:   0.363 0.088 0.314 0.000 0.260 0.000
 //               without a seed nothing is dropped
 //               mean of 4000 seeds: off by 0.01
-// Next        27_train_a_layer.cpp, where layer(x, tape, mha::DropoutSeed{7, step}) would drop
+// Training    27_train_a_layer.cpp with layer(x, tape, mha::DropoutSeed{7, step})
+// Next        30_eigen_cpu.cpp
 #include <cmath>
 #include <cstdio>
 #include <Eigen/Core>
@@ -29,7 +30,7 @@ int main() {
   for (int i = 0; i < L; ++i)
     for (int e = 0; e < E; ++e) x(i, e) = std::sin(0.3 * (i + 1) * (e + 2));
 
-  // A pair's fate is known beforehand: of 4 heads, in sequence 0, head 2, query 3.
+  // Whether a pair is kept is known beforehand: here with 4 heads, in sequence 0, head 2, query 3.
   const mha::DropoutSeed seed{7, 100};  // one for the run, and the number of the step
   const auto weights = layer.attention_weights(x, seed), all = layer.attention_weights(x);
   bool told = true;
@@ -43,7 +44,7 @@ int main() {
   std::printf("\nweights:  ");
   for (int k = 0; k < L; ++k) std::printf(" %.3f", weights(0, 2, 3, k));
 
-  // The same seed on another backend, with another number of threads: the same weights are dropped.
+  // The same seed on another backend drops the same weights.
   mha::MultiHeadAttention<double, mha::Reference, mha::Dropout> other({.d_model = E, .num_heads = 4}, dropout);
   other.borrow(layer);
   const bool agree = (other(x, seed) - layer(x, seed)).norm() < 1e-12;

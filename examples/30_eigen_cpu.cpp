@@ -48,7 +48,7 @@ int main() {
   const Rows<float> y = eigen(x);  // (L, E)
   check("a layer on EigenCpu computes what one on Cpu does", (y - Rows<float>(cpu(x))).norm() < 1e-5f * y.norm());
 
-  // Attention alone in long double, which Cpu has no kernels for.
+  // Attention in long double, for which Cpu has no kernels.
   const Rows<long double> q = x.leftCols(D).cast<long double>(), k = x.middleCols(D, D).cast<long double>(),
                           v = x.rightCols(D).cast<long double>();
   const auto head = [](const Rows<long double>& m) { return mha::view(m.data(), L, 1, D); };  // (L, 1 head, D)
@@ -57,7 +57,7 @@ int main() {
   const auto precision = 100 * std::numeric_limits<long double>::epsilon();  // on x86-64 a twentieth of double's
   check("long double is computed in its own precision", (o - materialised(q, k, v)).norm() < precision * o.norm());
 
-  // Training too: what the layer's weights and input have as gradients of ½‖Y‖² is the same on both.
+  // Training too: the gradients of ½‖Y‖² with respect to the layer's weights are the same on both.
   const auto gradients = [&](const auto& layer) {
     auto tape = layer.tape();
     auto of_weights = layer.gradients();

@@ -2,8 +2,8 @@
 // 31: code that called another library
 //
 // You learn   how calls of PyTorch, FlashAttention and FlexAttention are written here (porting.md has more)
-// The maths   y = Σ exp(s_j) v_j / Σ exp(s_j) over the visible keys j, s_j what the other library makes of q·k_j / √D
-// Symbols     B = 2 sequences, H = 4 heads, Hkv = 2, D = 8; what each memory holds stands above it
+// The maths   y = Σ exp(s_j) v_j / Σ exp(s_j) over the visible keys j, s_j the other library's logit, from q·k_j / √D
+// Symbols     B = 2 sequences, H = 4 heads, Hkv = 2, D = 8; each function's comment has its shapes
 // Output      three lines that end in "yes"
 // Next        32_porting_caches.cpp
 #include <cmath>

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // 33: adapt a frozen layer
 //
-// You learn   how to train what stands around a layer whose weights stay as they are, here in bfloat16 as in a
-//             checkpoint: a low-rank adapter (LoRA) before it
+// You learn   how to train a low-rank adapter (LoRA) in front of a frozen layer, whose weights stay in bfloat16 as in a
+//             checkpoint
 // The maths   X′ = X + X A B, Y = attention(X′), L = ½ ‖Y − T‖². A backward pass without gradients gives dL/dX′ alone,
-//             and half of the products by weights are not made; A and B learn from it
+//             with half of the products by weights; A and B learn from it
 // Symbols     L = 12 tokens, E = 32 numbers per token, R = 2 the rank: X, X′, Y, T (L, E), A (E, R), B (R, E); T is
-//             what the layer makes of X + X A* B* with an A* and a B* that are to be found
+//             the layer's result for X + X A* B*, with A* and B* to be found
 // Output      the same dL/dX′ as with gradients, and the error as A and B learn:
 //               dL/dX: the same bits
 //               step   0: error 0.52
@@ -32,7 +32,7 @@ struct Adapter {
 };
 
 int main() {
-  // The weights, as a checkpoint has them, and a layer of float rows that borrows them.
+  // The weights of a bfloat16 checkpoint, and a float layer that borrows them.
   mha::MultiHeadAttention<mha::bfloat16> checkpoint({.d_model = E, .num_heads = 4});
   checkpoint.initialize(mha::XavierUniform{.seed = 1});
   mha::MultiHeadAttention<float> layer({.d_model = E, .num_heads = 4});
@@ -46,7 +46,7 @@ int main() {
   sought.up.initialize(mha::XavierUniform{.seed = 3});
   const Matrix target = layer(sought.up(sought.down(x), mha::residual(x)));
 
-  // B begins at 0, as what update() has not written does, so that the adapter changes nothing at first.
+  // B begins at 0, because update() writes nothing here, so the adapter changes nothing at first.
   adapter.down.initialize(mha::XavierUniform{.seed = 4});
   adapter.up.update([](auto&) {});
 

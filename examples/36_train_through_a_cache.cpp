@@ -63,8 +63,8 @@ int main() {
     of_answer.commit();
   }
 
-  // The last calls first: each adds to d what it asks of the prompt's keys and values, and the prompt's own backward
-  // pass takes that on to its rows and to the weights.
+  // The last calls first: each adds to d its gradients of the prompt's keys and values, and the prompt's own backward
+  // pass takes these on to its rows and to the weights.
   auto d = layer.key_value_gradients(1, P + A);  // of one sequence, all 0
   Matrix dx[2];
   for (std::size_t i = 0; i < 2; ++i) dx[i] = layer.backward(d_answers[i], tapes[i], gradients, d);
@@ -87,12 +87,12 @@ int main() {
   check("the answers' rows have the gradients of whole texts", rows);
   check("so have the prompt's rows and the weights", near(dx_prompt, expected_prompt) && near(gradients, expected));
 
-  // Where the prompt is a constant, a step stops there: less work, and no gradient for what it was made from.
+  // If the prompt is a constant, gradients stop there: less work, and no gradient for the prompt.
   auto constant = layer.gradients();
   const Matrix alone = layer.backward(d_answers[0], tapes[0], constant, mha::StopGradient{});
   check("with StopGradient the answer's rows have the same gradient", near(alone, dx[0]));
 
-  // A memory that several calls attend to: projected once, there and back.
+  // A memory that several calls attend to: projected once, forward and backward.
   auto once = layer.gradients(), each = layer.gradients();
   auto memory_tape = layer.memory_tape();
   const auto memory = layer.project_memory(prompt, memory_tape);

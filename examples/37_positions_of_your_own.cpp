@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // 37: positions of your own
 //
-// You learn   a policy of positions of your own, here rotary positions in two dimensions for the patches of an image;
-//             how it is trained, and how a call tells it which patches it has
+// You learn   a position policy of your own, here rotary positions in two dimensions for the patches of an image; how
+//             to train with it, and to call it on some of the patches
 // The maths   patch p stands at (p / W, p mod W). The first half of a head's coordinates turns by the row, the other by
 //             the column: pair i of n by 100^(−i/n) per patch, as in Rotary; so q·k depends on both distances alone.
 //             A turn is undone by its transpose, which is what a gradient goes back through
@@ -23,8 +23,8 @@
 using Matrix = Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 constexpr int W = 6, L = 5 * W, E = 32;
 
-// apply() changes rows (B, L, H, D) in place, row l of sequence b being at position first[b] + l. apply_back() makes of
-// the gradient of the result that of what apply() was given: a layer that is not trained needs none.
+// apply() changes rows (B, L, H, D) in place, row l of sequence b being at position first[b] + l. apply_back()
+// turns the gradient of the result into that of apply()'s input: only training needs it.
 struct Rotary2d {
   static constexpr mha::Role role = mha::Role::position;
   int width;

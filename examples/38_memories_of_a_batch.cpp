@@ -76,7 +76,7 @@ int main() {
     return y;
   };
 
-  // The last row of a clip alone, all from scratch.
+  // The last row of a clip computed alone, from scratch.
   const auto alone = [&](const Clip& clip) -> Rows {
     const Rows h = self(clip.tokens, mha::residual(clip.tokens));
     return cross(h, clip.frames, mha::residual(h)).bottomRows(1);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // 39: variants of your own
 //
-// You learn   attention that is no softmax, and a bias that is learned for each key, made of calls of attention(): what
-//             goes into them, what is done with their results, and how the gradients go back
+// You learn   attention without a softmax, and a learned bias for each key, built from calls of attention(): what goes
+//             in, what is done with the results, and how the gradients go back
 // The maths   sigmoid:     y_i = Σ_j σ(s_ij + b) v_j = exp(lse_i) · Σ_j softmax_j(log σ(s_ij + b)) v_j
 //             forgetting:  Σ_j softmax_j(s_ij + c_i − c_j) v_j, where c_i = Σ_{l ≤ i} log f_l: c_i changes no softmax
 // Symbols     L = 20 tokens of H = 2 heads, D = 8: Q, K, V, Y, dY (L, H, D); f = σ(gate), gate (L, H)

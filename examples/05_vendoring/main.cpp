@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A program of somebody else: batched cross-attention from 3 questions to 2 documents of unequal length.
+// A program outside of mha: batched cross-attention from 3 questions to 2 documents of unequal length.
 //
-// The maths   Q = X W_Q,  K = M W_K,  V = M W_V;  keys at and behind a document's length are hidden
+// The maths   Q = X W_Q,  K = M W_K,  V = M W_V;  keys beyond a document's length are hidden
 // Symbols     B = 2, Lq = 3, Lk = 5, E = 32; X (B, Lq, E)  M (B, Lk, E)  Y (B, Lq, E)
 // Output      1 line: a document padded to 5 rows gives the result of the document alone
 #include <cmath>
