@@ -302,11 +302,11 @@ template <class Shape, class T, class M> bool right_on_faulty(Problem<T>& proble
 template <class Shape> void check_flaws(const char* name, std::initializer_list<support::gpu::Seed> flaws) {
   SCOPED_TRACE(name);
   Random random(name);
-  constexpr Index keys = 4 * Shape::keys - 8;
+  constexpr Index keys = 6 * Shape::keys - 8;
   Problem<bfloat16> problem(Sizes{.queries = Shape::rows, .keys = keys, .heads = 2, .kv_heads = 2, .dim = 40}, random);
   // In each tile that hides pairs of such a head, in columns of their own; the other head has none.
-  for (const Index t : {2, 3, 4})
-    problem.v.view(0, t < 4 ? t * Shape::keys - 2 : keys - 20, 0, t) =
+  for (const Index t : {4, 5, 6})
+    problem.v.view(0, t < 6 ? t * Shape::keys - 2 : keys - 20, 0, t) =
         bfloat16(std::numeric_limits<float>::quiet_NaN());
   const auto missed = support::gpu::unnoticed([&] { return right_on_faulty<Shape>(problem, Causal{}); }, flaws);
   for (const std::string& flaw : missed) ADD_FAILURE() << "unnoticed: " << flaw;
