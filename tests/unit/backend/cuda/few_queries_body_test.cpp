@@ -53,15 +53,16 @@ template <class A> class Work {
   std::vector<A> memory_;
 };
 
+/// most: as many queries as the call has, if not given.
 template <class Machine, class Tile, class Case>
-support::gpu::Counters run(Case& c, Index splits, Work<typename Case::A>& work, Order order = {}) {
+support::gpu::Counters run(Case& c, Index splits, Work<typename Case::A>& work, Order order = {}, Index most = -1) {
   using Shape = mha::cuda::FewShape<Tile>;
   auto& call = c.call();
   const Index rows = call.shape.heads / call.kv_heads * call.shape.queries;
   mha::cuda::FewParams<typename Case::Call> params{.call = call,
                                                    .splits = splits,
                                                    .passes = (rows + Shape::rows - 1) / Shape::rows,
-                                                   .most = call.shape.queries,
+                                                   .most = most < 0 ? call.shape.queries : most,
                                                    .aligned = c.packed()};
   const Index groups = call.shape.batch * call.kv_heads * params.passes;
   params.parts = work.parts(mha::cuda::SplitParts{splits, Shape::rows, Shape::width}.size(groups));
@@ -90,6 +91,16 @@ void check(Random& random, const AttendSizes& sizes, Index splits, MaskKind mask
                bound<typename Tile::Scalar>());
   EXPECT_EQ(count.bank_conflicts, 0);
   for (const unsigned counter : work.counters) EXPECT_EQ(counter, 0u);
+}
+
+TEST(FewQueriesBody, LeavesSequencesOfMoreQueriesToAnotherLaunch) {
+  Random random("FewQueriesBody.Most");
+  AttendCase<float> c(random, {.queries = 5, .keys = 70, .heads = 2, .dim = 40, .value_dim = 24}, MaskKind::causal);
+  Work<float> work;
+  run<HostMachine, Float64>(c, 2, work, {}, 4);
+  for (const float y : c.output_memory()) ASSERT_EQ(support::bits(y), support::bits(support::poison<float>()));
+  run<HostMachine, Float64>(c, 2, work, {}, 5);
+  expect_right(c, "five of five: ");
 }
 
 TEST(FewQueriesBody, TakesTailsOfKeys) {
