@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cfenv>
 #include <charconv>
 #include <chrono>
 #include <condition_variable>
@@ -90,6 +91,7 @@ struct PoolJob {
   std::atomic<std::int64_t> next{0};  // every thread counts one beyond the tasks
   void* context = nullptr;
   PoolCall call = nullptr;
+  std::fenv_t modes;  // how the caller rounds and whether it flushes subnormal numbers: so does every thread
   std::mutex error_mutex;
   std::exception_ptr error;
 };
@@ -176,6 +178,7 @@ struct Crew {
       if (now / next_job != seen) {
         if ((now & open) != 0) {
           if (!gate.compare_exchange_weak(now, now + 1)) continue;
+          std::fesetenv(&job->modes);
           work(*job, worker);
           leave();
         }
@@ -249,6 +252,7 @@ bool PoolThreads<Unit>::share(std::atomic<Crew*>& place, Index size, Index tasks
   job.tasks = tasks;
   job.context = context;
   job.call = call;
+  std::fegetenv(&job.modes);
   crew.share(job, size);
   if (job.error) std::rethrow_exception(job.error);
   return true;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <atomic>
+#include <cfenv>
 #include <chrono>
 #include <cstdlib>
 #include <ctime>
@@ -57,6 +58,23 @@ TEST(Crew, SleepsUntilASlowTaskOfAnotherThreadIsDone) {
     };
     pool.run(2, task);
     EXPECT_EQ(slow, 1) << milliseconds;
+  }
+}
+
+TEST(Crew, ComputesInTheModesOfTheCaller) {
+  Pool pool(3);
+  ASSERT_TRUE(runs_at_once(pool, 3));
+  for (const int mode : {FE_UPWARD, FE_TOWARDZERO, FE_TONEAREST}) {
+    std::atomic<Index> arrived{0}, right{0};
+    auto task = [&](Index, Index) {
+      right += std::fegetround() == mode ? 1 : 0;
+      ++arrived;
+      while (arrived < 3) std::this_thread::yield();  // every thread has a task
+    };
+    std::fesetround(mode);
+    pool.run(3, task);
+    std::fesetround(FE_TONEAREST);
+    EXPECT_EQ(right, 3) << mode;
   }
 }
 
