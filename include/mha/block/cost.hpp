@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cmath>
+#include <concepts>
 #include <cstdint>
 #include <cstdio>
 #include <iterator>
@@ -30,6 +32,17 @@ struct BackwardStageCost : StageCost {
 
 namespace detail {
 
+/// A count with all of its digits: one in double, whose fraction is left out, may be beyond every integer.
+template <class Number> std::string count_in_words(Number n) {
+  if constexpr (std::integral<Number>) {
+    return std::to_string(n);
+  } else {
+    char text[64];
+    std::snprintf(text, sizeof text, "%.0f", std::trunc(n));
+    return text;
+  }
+}
+
 /// Four digits of a number of FLOP, in the unit that suits it.
 inline std::string flop_in_words(double flop) {
   static constexpr const char* units[] = {"FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP"};
@@ -41,15 +54,15 @@ inline std::string flop_in_words(double flop) {
 }
 /// "2.5 GFLOP, 1024 bytes"
 inline std::string stage_in_words(const char* name, double flop, double bytes) {
-  return name + flop_in_words(flop) + ", " + std::to_string(static_cast<long long>(bytes)) + " bytes";
+  return name + flop_in_words(flop) + ", " + count_in_words(bytes) + " bytes";
 }
 
 inline std::string backward_in_words(const char* name, const StageCost& c) {
   return stage_in_words(name, c.flop, c.bytes) + "\n";
 }
 inline std::string backward_memory_in_words(double tape_bytes, double scratch_bytes) {
-  const auto n = [](double x) { return std::to_string(static_cast<long long>(x)); };
-  return "tape:        " + n(tape_bytes) + " bytes\nworkspace:   " + n(scratch_bytes) + " bytes\n";
+  return "tape:        " + count_in_words(tape_bytes) + " bytes\nworkspace:   " + count_in_words(scratch_bytes) +
+         " bytes\n";
 }
 
 inline std::string backward_in_words(const BackwardStageCost& c) {

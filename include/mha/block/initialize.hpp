@@ -18,7 +18,8 @@ template <class T> struct ParameterViews;    // layer/parameter_views.hpp
 
 /// Weights uniform in ±gain·√(6 / (in + out)) of their matrix, biases 0, norms and gates of heads 1.
 ///
-/// The same seed gives the same weights on every machine, for every projection policy and every backend.
+/// The same seed gives the same weights on every machine, for every projection policy and every backend. Two parts of a
+/// model that are given one seed begin with the same numbers, up to a factor: give each a seed of its own.
 /// Errors    ShapeError if the gain is not finite, before a number is drawn
 /// Source    Glorot & Bengio 2010, eq. 16
 struct XavierUniform {

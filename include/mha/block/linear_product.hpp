@@ -218,7 +218,7 @@ template <class T, class B> std::string explain_product(const B& backend) {
 template <class T, class F, class B>
 std::string linear_in_words(const B& backend, const StageCost& c, const LinearConfig& sizes, Index rows,
                             const std::string& weights) {
-  const auto n = [](auto x) { return std::to_string(static_cast<long long>(x)); };
+  const auto n = [](auto x) { return count_in_words(x); };
   return "product:     (" + n(rows) + ", " + n(sizes.inputs) + ") x (" + n(sizes.inputs) + ", " + n(sizes.outputs) +
          ")" + stage_in_words(is_gated<F> ? ", twice, " : ", ", c.flop, c.bytes) + "\nweights:     " + n(c.parameters) +
          " " + weights +                             //

@@ -32,7 +32,8 @@ template <class B> constexpr bool check_norm_backend() {
 /// Formula   (x − mean(x)) / √(var(x) + eps) · weight + bias
 /// Numerics  sums in Accumulator<T>, the mean corrected, so that rows far from 0 keep their digits. A row of equal
 ///           numbers gives exactly the bias, also for eps 0; a row with a NaN or an infinity is NaN, and no other row
-///           is. Where squares overflow, in float from |x − mean| of 1e19 on, a row becomes its bias, further up NaN
+///           is. Where squares overflow, in float from |x − mean| of 1e19 on, a row becomes its bias, further up NaN;
+///           where they underflow, from 1e-19 down, eps 0 costs digits, and from 1e-23 down makes the row its bias
 /// Bits      a row's depend on itself, the parameters and the machine's kernel only, not on its place, the other rows
 ///           or the threads; x + r is not rounded to T before it is normed
 /// Errors    ShapeError if the configuration's width is less than 1, or its eps negative or not finite
@@ -53,7 +54,7 @@ class LayerNorm : public detail::TrainableNorm<Scalar, detail::OrNoBackend<B>, d
 /// Formula   x / √(mean(x²) + eps) · weight, + bias with one
 /// Numerics  sums in Accumulator<T>; a row of zeros stays 0, also for eps 0; a row with a NaN is NaN. Where squares
 ///           overflow, in float from |x| of 1e19 on, a row becomes its bias or 0; one with an infinity too, but for the
-///           infinity, which becomes NaN
+///           infinity, which becomes NaN. Where they underflow, eps 0 does as in LayerNorm
 /// Bits, Errors   as LayerNorm's
 /// Source    Zhang & Sennrich 2019
 template <class Scalar, class B = Cpu>

@@ -224,7 +224,7 @@ template <class T, Backend B, class Kind> class RowNorm {
     const StageCost c = cost(rows);
     char eps[32];
     std::snprintf(eps, sizeof eps, "%g", *config_.eps);
-    const auto n = [](auto x) { return std::to_string(static_cast<long long>(x)); };
+    const auto n = [](auto x) { return count_in_words(x); };
     return "norm:        " + std::string(Kind::name) + ", width " + n(config_.width) + ", eps " + eps +
            (*config_.bias ? ", bias" : ", no bias") + (config_.zero_centered ? ", weight stored less 1" : "") +
            "\nweights:     " + n(c.parameters) + " " + scalar_name<T>() + ", " + (borrowed_ ? "borrowed" : "owned") +

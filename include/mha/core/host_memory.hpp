@@ -7,6 +7,7 @@
 #include <new>
 
 #include "../config.hpp"
+#include "check.hpp"
 
 #if defined(__linux__)
 #include <sys/mman.h>
@@ -22,6 +23,8 @@ struct HostMemory {
 
   /// Errors    std::bad_alloc if this machine's memory does not hold them
   static std::byte* allocate(std::size_t bytes) {
+    // Some libraries round the size up to the alignment before they look at it, and the largest ones become 0.
+    if (bytes > static_cast<std::size_t>(-1) / 2) detail::throw_error(std::bad_alloc());
     auto* const p = static_cast<std::byte*>(::operator new (bytes, std::align_val_t{alignment}));
     ask_for_huge_pages(p, bytes);
     return p;

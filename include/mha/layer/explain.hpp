@@ -55,8 +55,7 @@ inline std::string heads_of(const Config& c) {
 }
 
 inline std::string visible_in_words(double visible, double pairs) {
-  const auto n = [](double x) { return std::to_string(static_cast<long long>(x)); };
-  return "visible:     " + n(visible) + " of " + n(pairs) + " pairs of each head";
+  return "visible:     " + count_in_words(visible) + " of " + count_in_words(pairs) + " pairs of each head";
 }
 
 inline std::string biases_of(const Config& c, bool has_output) {
@@ -135,7 +134,7 @@ template <class Position> std::string position_in_words(const Position& position
 template <class T, class M, class Policies, class Stored = T, Backend B>
 std::string explain_layer(const B& backend, const Config& c, const typename Policies::Position& position,
                           const Cost& cost, CallShape shape, const CallInWords& call) {
-  const auto n = [](auto x) { return std::to_string(static_cast<long long>(x)); };
+  const auto n = [](auto x) { return count_in_words(x); };
   const auto kernel = [&](Index queries) {
     shape.queries = queries;
     AttendPlan plan{shape, c.num_kv_heads, c.head_dim, c.value_dim};

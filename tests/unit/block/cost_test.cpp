@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <cstdint>
+#include <string>
+
 #include <gtest/gtest.h>
 
 #include <mha/block.hpp>
@@ -15,6 +18,18 @@ TEST(Flop, AreToldInTheUnitThatSuitsThem) {
   EXPECT_EQ(flop_in_words(999950), "1 MFLOP");
   EXPECT_EQ(flop_in_words(2.5e9), "2.5 GFLOP");
   EXPECT_EQ(flop_in_words(1.25e16), "12.5 PFLOP");
+}
+
+TEST(Counts, HaveAllOfTheirDigitsBeyondEveryIntegerToo) {
+  using mha::detail::count_in_words;
+  EXPECT_EQ(count_in_words(0), "0");
+  EXPECT_EQ(count_in_words(std::int64_t{9007199254740993}), "9007199254740993");
+  EXPECT_EQ(count_in_words(1.75), "1");
+  EXPECT_EQ(count_in_words(0x1p63), "9223372036854775808");
+  EXPECT_EQ(mha::detail::stage_in_words("", 0, 0x1p76), "0 FLOP, 75557863725914323419136 bytes");
+  const mha::Linear<float> wide({.inputs = (1 << 30) - 1, .outputs = 2, .bias = false});
+  const std::string text = wide.explain(2147483647);  // rows
+  EXPECT_NE(text.find(" EFLOP, 9223372049739677696 bytes\n"), std::string::npos) << text;
 }
 
 TEST(StageCost, StagesAdd) {

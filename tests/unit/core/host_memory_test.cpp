@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <fstream>
+#include <new>
 #include <optional>
 #include <sstream>
 #include <string>
@@ -52,6 +53,14 @@ TEST(HostMemory, IsAlignedAndAllOfItCanBeWritten) {
     std::fill_n(p, bytes, std::byte{7});
     EXPECT_EQ(p[bytes - 1], std::byte{7}) << bytes;
     mha::HostMemory::free(p);
+  }
+}
+
+TEST(HostMemory, RefusesSizesThatRoundUpToNothing) {
+  for (const std::size_t less : {std::size_t{0}, std::size_t{63}, static_cast<std::size_t>(-1) / 2}) {
+    const std::size_t bytes = static_cast<std::size_t>(-1) - less;
+    EXPECT_THROW(mha::HostMemory::free(mha::HostMemory::allocate(bytes)), std::bad_alloc) << bytes;
+    EXPECT_THROW(mha::Workspace{bytes}, std::bad_alloc) << bytes;
   }
 }
 

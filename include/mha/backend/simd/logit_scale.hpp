@@ -12,17 +12,19 @@ namespace mha::inline MHA_NAMESPACE::detail::simd {
 /// What stands in a tile of a call, whose policies have lost their types, and how differences of it become weights.
 ///
 /// Formula   exp(s − s′) = 2^((t − t′) slope), where t is the tile's number for the logit s
-/// Numerics  without a score and with 0 < scale ≤ 1 a tile has the unscaled dot products, and the scale is part of the
-///           slope; else it has logits. Differences are taken before the multiplication by log2(e), so that a large
+/// Numerics  without a score and with least ≤ scale ≤ 1 a tile has the unscaled dot products, and the scale is part of
+///           the slope; else it has logits. Differences are taken before the multiplication by log2(e), so that a large
 ///           finite logit stays one
 template <class A> class LogitScale {
   static constexpr A log2e = std::numbers::log2e_v<A>;
+  /// Where a difference of dot products overflows, that of the logits is far beyond the least weight.
+  static constexpr A least = A(1e-30);
 
  public:
   template <class Call>
   explicit LogitScale(const Call& call)
       : scale_(call.scale),
-        dots_(!call.score.exists && call.scale > A(0) && call.scale <= A(1)),
+        dots_(!call.score.exists && call.scale >= least && call.scale <= A(1)),
         slope_(dots_ ? call.scale * log2e : log2e) {}
 
   /// Whether a tile has the dot products themselves.

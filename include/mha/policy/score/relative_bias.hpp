@@ -43,7 +43,7 @@ struct RelativeBuckets {
     // In float, as the checkpoints were trained: a distance on the edge of a bucket falls where it fell then.
     const float ratio = std::log(static_cast<float>(n) / static_cast<float>(exact)) /
                         static_cast<float>(std::log(static_cast<double>(max_distance) / exact));
-    const Index far = exact + static_cast<Index>(ratio * static_cast<float>(buckets - exact));
+    const Index far = exact + static_cast<Index>(std::min(ratio, 1.f) * static_cast<float>(buckets - exact));
     return base + (far < buckets - 1 ? far : buckets - 1);
   }
 };

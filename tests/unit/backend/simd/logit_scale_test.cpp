@@ -18,7 +18,7 @@ struct Call {
 };
 
 TEST(LogitScale, IsOfDotProductsWhereTheyCannotGrow) {
-  for (const double scale : {1e-3, 0.25, 1.}) {
+  for (const double scale : {1e-30, 1e-3, 0.25, 1.}) {
     const LogitScale<double> dots(Call{{false}, scale}), logits(Call{{true}, scale});
     EXPECT_TRUE(dots.dots());
     EXPECT_EQ(dots.logit(3), 3 * scale);
@@ -26,7 +26,7 @@ TEST(LogitScale, IsOfDotProductsWhereTheyCannotGrow) {
     EXPECT_FALSE(logits.dots());
     EXPECT_EQ(logits.logit(3), 3);
   }
-  for (const double scale : {-1., 0., 1.5}) {
+  for (const double scale : {-1., 0., 1e-31, 1.5}) {
     const LogitScale<double> logits(Call{{false}, scale});
     EXPECT_FALSE(logits.dots());
     EXPECT_EQ(logits.logit(3), 3);

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <limits>
 #include <string>
 #include <utility>
 #include <vector>
@@ -80,6 +81,16 @@ TEST(RelativeBuckets, HaveTheirKnownLandmarks) {
   EXPECT_EQ(causal.bucket(0, 1000), 0) << "one direction only";
   EXPECT_EQ(causal.bucket(15, 0), 15);
   EXPECT_EQ(causal.bucket(1000, 0), 31);
+}
+
+TEST(RelativeBuckets, EndWithTheLastOneHoweverNarrowTheyAre) {
+  const RelativeBuckets both{.count = 65536, .max_distance = 16385};  // logarithms of neighbours, far beyond the last
+  const RelativeBuckets causal{.count = 65536, .max_distance = 32769, .bidirectional = false};
+  for (const int n : {40000, 1 << 30, std::numeric_limits<int>::max()}) {
+    EXPECT_EQ(both.bucket(n, 0), 32767) << n;
+    EXPECT_EQ(both.bucket(0, n), 65535) << n;
+    EXPECT_EQ(causal.bucket(n, 0), 65535) << n;
+  }
 }
 
 std::vector<float> random_table(int buckets, int heads) {
