@@ -26,7 +26,7 @@ inline const std::map<std::string, std::string>& standard_headers() {
       {"bit", "bit_cast bit_floor bit_width endian has_single_bit popcount countl_zero countr_zero"},
       {"charconv", "from_chars to_chars"},
       {"chrono", "chrono"},
-      {"cmath", "copysign cos erf erfc exp exp2 fma isfinite isnan log log2 pow sin sqrt tanh"},
+      {"cmath", "copysign cos erf erfc exp exp2 fma isfinite isnan log log2 pow sin sqrt tanh trunc"},
       {"concepts",
        "convertible_to default_initializable derived_from equality_comparable floating_point integral same_as"},
       {"condition_variable", "condition_variable"},
