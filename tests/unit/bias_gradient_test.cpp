@@ -56,7 +56,10 @@ template <class B, class T, class E> void expect_added(const BackwardSizes& n, i
     expected.data()[i] = static_cast<E>(static_cast<A>(bias.data()[i]) + gradient.data()[i]);
   into(mha::BiasGradient(mha::add_to(sum)));
   EXPECT_EQ(support::differing(sum, expected), 0u);
-  EXPECT_GT(support::differing(sum, bias), sum.size() / 3) << "hidden pairs add nothing";
+  // A row's gradients sum to 0 over its keys, but for rounding.
+  if (bias.extent(3) > 1) {
+    EXPECT_GT(support::differing(sum, bias), sum.size() / 3) << "hidden pairs add nothing";
+  }
 }
 
 TEST(BiasGradientTo, AddsToWhatTheTableHolds) {
