@@ -361,7 +361,8 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
   template <class Memory> void check(const TensorView<const T, 3>& x, const Memory& memory) const {
     check_rows("layer", "x", x, "d_model", config_.d_model);
     if constexpr (detail::LayerStepArgument<Memory>) {
-      for (const Index width : {config_.kv_model, config_.value_model})
+      const Index widths[] = {config_.kv_model, config_.value_model};
+      for (const Index width : widths)
         detail::require(width == config_.d_model, "layer: x has width ", config_.d_model,
                         " but keys and values are made of rows of width ", width);
       memory.check(config_, parameters_.version(), x.extent[0], x.extent[1]);
