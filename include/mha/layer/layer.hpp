@@ -89,8 +89,8 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
 
   /// The same with keys from some rows and values from others.
   ///
-  /// Shapes    keys (Lk, E_kv) or (B or 1, Lk, E_kv)  values (Lk, E_v) or (B or 1, Lk, E_v), where E_v is
-  ///           Config::value_model; either may be x itself
+  /// Shapes    keys (Lk, E_kv) or (B or 1, Lk, E_kv)  values the same, with E_v columns, Config::value_model; either
+  ///           may be x itself
   template <SequenceOf<T> X, SequenceOf<T> Keys, SequenceOf<T> Values, class... Extra>
   requires(!(detail::CallTapeArgument<Extra> || ...)) [[nodiscard]] auto operator()(const X& x, const Keys& keys,
                                                                                     const Values& values,
