@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // 07: cross-attention
 //
-// You learn   words that attend to an image; the image's keys and values computed once and used by every later call
+// You learn   words that attend to an image; keys and values of different rows; the image's keys and values computed
+//             once and used by every later call
 // The maths   Q = X W_Q from the words, K = M W_K and V = M W_V from the patches;  y_i = Σ_j softmax(Q Kᵀ/√D)_ij V_j
 // Symbols     Lq = 5 words of E = 4 numbers (one per known word), Lk = 18 patches of 4 x 4 pixels, 3 rows of 6, which
 //             are rows of E_kv = 16 numbers; one head of D = Dv = 16
@@ -10,7 +11,8 @@
 //               ......
 //               .@....
 //               ......
-//             and two lines: against the loops 6e-07, the same bits from the kept keys and values
+//             and three lines: against the loops 6e-07; where each word's patch is, by values that are places; the same
+//             bits from the kept keys and values
 // Next        08_positions.cpp
 #include <cmath>
 #include <cstdio>
@@ -51,11 +53,15 @@ int main() {
   // Words are 4 wide, patches 16: kv_model tells the layer. NoOutput: y is the mixed values themselves, (Lq, Dv).
   mha::MultiHeadAttention<float, mha::Cpu, mha::NoOutput> cross(
       {.d_model = Words, .num_heads = 1, .head_dim = Pixels, .kv_model = Pixels});
-  cross.update([](auto& p) {  // training would find weights like these
+  const auto look = [](auto& p) {  // training would find weights like these
     for (int i = 0; i < Pixels; ++i) {
       for (int w = 0; w < Words; ++w) p.query.heads(0, w, i) = 2 * meaning(w, i);
-      p.key.heads(0, i, i) = p.value.heads(0, i, i) = 1;
+      p.key.heads(0, i, i) = 1;
     }
+  };
+  cross.update([&](auto& p) {
+    look(p);
+    for (int i = 0; i < Pixels; ++i) p.value.heads(0, i, i) = 1;
   });
 
   constexpr int Lq = 5;
@@ -101,6 +107,25 @@ int main() {
   std::printf("\nevery word gives its patch over 90 %%: %s, and sees its pattern: %s; against the loops %.0e\n",
               looks_right ? "yes" : "NO", sees_right ? "yes" : "NO", worst);
 
+  // Values of other rows than the keys: not what a patch shows, but where it is.
+  mha::Tensor<float, 2> places(Patches, 2);  // (Lk, 2), row and column
+  for (int j = 0; j < Patches; ++j) places(j, 0) = float(j / Columns), places(j, 1) = float(j % Columns);
+  mha::MultiHeadAttention<float, mha::Cpu, mha::NoOutput> where(
+      {.d_model = Words, .num_heads = 1, .head_dim = Pixels, .value_dim = 2, .kv_model = Pixels, .value_model = 2});
+  where.update([&](auto& p) {
+    look(p);
+    p.value.heads(0, 0, 0) = p.value.heads(0, 1, 1) = 1;
+  });
+  const auto found = where(words, image, places);  // (Lq, 2)
+  bool finds_right = true;
+  std::printf("found at");
+  for (int i = 0; i < Lq; ++i) {
+    const int row = int(std::lround(found(i, 0))), column = int(std::lround(found(i, 1)));
+    std::printf(" (%d, %d)", row, column);
+    finds_right = finds_right && row * Columns + column == at[sentence[i]];
+  }
+  std::printf(": %s\n", finds_right ? "right" : "WRONG");
+
   // A decoder reads the same memory at every step. Overwriting the image shows that it is not read again.
   const auto from_image = cross(words, image);
   for (float& x : image) x = std::numeric_limits<float>::quiet_NaN();
@@ -112,5 +137,5 @@ int main() {
   const mha::Cost words_only = mha::cost<mha::MultiHead>(cross.config(), 1, Lq, 0);
   std::printf("the same from the kept keys and values: %s; a call projects %.0f FLOP instead of %.0f\n",
               same ? "yes" : "NO", words_only.projection.flop, all.projection.flop);
-  return looks_right && sees_right && same && worst < 1e-5 ? 0 : 1;
+  return looks_right && sees_right && finds_right && same && worst < 1e-5 ? 0 : 1;
 }

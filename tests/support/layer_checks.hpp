@@ -154,6 +154,18 @@ template <class B, class T> void expect_layers(const char* name) {
   device_checks::expect_near(mha::to_host(twins.there(far_x, made, workspace)), cross, bound<T>(),
                              "memory projected once");
 
+  const auto values = drawn<T, 3>(random, 2, 90, 256);
+  const auto far_values = mha::to_device(values);
+  const auto apart = twins.here(wide(x), wide(memory), wide(values));
+  device_checks::expect_near(mha::to_host(twins.there(far_x, far_memory, far_values, workspace)), apart, bound<T>(),
+                             "keys and values of different rows");
+  const auto made_apart = twins.there.project_memory(far_memory, far_values, workspace);
+  device_checks::expect_near(mha::to_host(twins.there(far_x, made_apart, workspace)), apart, bound<T>(),
+                             "the same projected once");
+  const auto values_of_x = drawn<T, 3>(random, 2, 77, 256);
+  device_checks::expect_near(mha::to_host(twins.there(far_x, far_x, mha::to_device(values_of_x), workspace)),
+                             twins.here(wide(x), wide(x), wide(values_of_x)), bound<T>(), "values of other rows");
+
   const auto of_one = drawn<T, 3>(random, 1, 90, 256);
   const auto one = twins.there.project_memory(mha::to_device(of_one), workspace);
   Tensor<double, 3> of_each(2, 90, 256);

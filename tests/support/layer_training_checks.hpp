@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <iterator>
 #include <string>
 #include <vector>
 
@@ -194,6 +195,62 @@ template <class B, class T> void expect_full_layers(const char* name) {
   expect_layer<B, T>(there, here, batch, length, 0, random, "positions of rows", mha::Positions{positions});
 }
 
+/// A call with keys and values of different rows, and one on what project_memory() made of them, beside those in
+/// double; repeated with the same bits, and without an allocation.
+template <class B, class T, class There, class Here>
+void expect_rows_apart(There& there, Here& here, Index batch, Index queries, Index length, support::Random& random) {
+  SCOPED_TRACE("keys and values of different rows");
+  const mha::Config c = here.config();
+  share_layer<T>(there, here, random);
+  auto x = Rows<T>::drawn(random, batch, queries, c.d_model), dy = Rows<T>::drawn(random, batch, queries, c.d_model),
+       keys = Rows<T>::drawn(random, batch, length, c.kv_model),
+       values = Rows<T>::drawn(random, batch, length, c.value_model);
+  auto wide_tape = here.tape();
+  const auto exact_y = here(x.wide, keys.wide, values.wide, wide_tape);
+  auto exact = here.gradients();
+  Tensor<double, 3> exact_dk(batch, length, c.kv_model), exact_dv(batch, length, c.value_model);
+  const auto exact_dx = here.backward(dy.wide, wide_tape, exact, mha::memory_into(exact_dk, exact_dv));
+  for (auto* rows : {&x, &dy, &keys, &values}) rows->send();
+
+  typename There::Workspace workspace;
+  auto tape = there.tape();
+  auto memory_tape = there.memory_tape();
+  auto d = there.key_value_gradients(batch, length);
+  const double limit = layer_bound<T>();
+  Tensor<T, 3> first[3];
+  for (const bool projected : {false, true})
+    for (int step = 0; step < 2; ++step) {
+      mha::DeviceTensor<T, 3> y(batch, queries, c.d_model);
+      Rows<T> dx(batch, queries, c.d_model), dk(batch, length, c.kv_model), dv(batch, length, c.value_model);
+      dx.send(), dk.send(), dv.send();
+      auto gradients = there.gradients();
+      const auto k = keys.view(), v = values.view();
+      if (projected) {
+        const auto made = there.project_memory(k, v, memory_tape, workspace);
+        there(x.view(), made, tape, mha::into(y), workspace);
+        there.backward(dy.view(), tape, gradients, d, mha::into(dx.view()), workspace);
+        there.backward(d, memory_tape, gradients, mha::memory_into(dk.view(), dv.view()), workspace);
+        d.clear(workspace);
+      } else {
+        const int allocations = device_allocations<B>();
+        there(x.view(), k, v, tape, mha::into(y), workspace);
+        there.backward(dy.view(), tape, gradients, mha::into(dx.view()), mha::memory_into(dk.view(), dv.view()),
+                       workspace);
+        if (step > 0) {
+          EXPECT_EQ(device_allocations<B>(), allocations);
+        }
+      }
+      expect_norm_wise(mha::to_host(y), exact_y, limit, "y");
+      const Tensor<T, 3> found[] = {dx.fetched(), dk.fetched(), dv.fetched()};
+      expect_norm_wise(found[0], exact_dx, limit, "dx");
+      expect_norm_wise(found[1], exact_dk, limit, "d_keys");
+      expect_norm_wise(found[2], exact_dv, limit, "d_values");
+      expect_parts(gradients.to_host(workspace), exact, limit, projected ? "a memory apart" : "a call apart");
+      for (int i = 0; i < 3 && step > 0; ++i) EXPECT_EQ(support::differing(found[i], first[i]), 0u) << i;
+      std::copy(std::begin(found), std::end(found), first);
+    }
+}
+
 /// Of a memory whose rows are of another width.
 template <class B, class T> void expect_memories(const char* name) {
   support::Random random(name);
@@ -204,6 +261,10 @@ template <class B, class T> void expect_memories(const char* name) {
   const Index batch = 1 + random.below(3), queries = 1 + random.below(40);
   expect_layer<B, T>(there, here, batch, queries, 2 + random.below(40), random, "a memory");
   expect_layer<B, T>(there, here, batch, queries, 1, random, "a memory of one key");
+  across.value_model = 12;
+  PlainLayer<T, B> apart(across, mha::Dropout{.p = 0.3f});
+  PlainLayer<double, mha::Reference> apart_here(across, mha::Dropout{.p = 0.3f});
+  expect_rows_apart<B, T>(apart, apart_here, batch, queries, 2 + random.below(40), random);
 }
 
 /// What calls are given.

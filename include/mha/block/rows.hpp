@@ -50,14 +50,6 @@ template <class X, class B, class View> auto result_on(const B& backend, const V
   return result_of_rows<B, X>(x, width);
 }
 
-/// Whether two views show the same elements in the same order.
-template <class T> constexpr bool same_view(const TensorView<T, 3>& a, const TensorView<T, 3>& b) {
-  bool same = a.data == b.data;
-  for (int axis = 0; axis < 3; ++axis)
-    same = same && a.extent[axis] == b.extent[axis] && a.stride[axis] == b.stride[axis];
-  return same;
-}
-
 /// The rows of all sequences together are no more than an axis may have.
 template <class T> void require_row_count(const char* call, const char* name, const TensorView<T, 3>& v) {
   require(std::int64_t{v.extent[0]} * v.extent[1] <= longest_axis, call, ": ", name, " has ", v.extent[0],

@@ -84,7 +84,7 @@ __attribute__((used)) static void (*const revision)() = &compile_all_files_again
   Extern template mha::TensorView<const T, 2> mha::detail::as_rows(                                                    \
       const mha::TensorView<const T, 3>&, mha::Workspace::Frame&, const mha::detail::ItemsOn<mha::CpuWith<Threads>>&); \
   Extern template mha::detail::Projected<T> mha::detail::projected<mha::CpuWith<Threads>>(                             \
-      const mha::Config&, const mha::TensorView<const T, 3>&, const mha::TensorView<const T, 3>&, bool,                \
+      const mha::Config&, const mha::TensorView<const T, 3>&, const mha::detail::MemoryRows<T>&, bool,                 \
       mha::Workspace::Frame&);
 
 #define MHA_CPU_NARROW_CALLS(Extern, T, W, Threads)                                                               \

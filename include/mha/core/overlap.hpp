@@ -117,6 +117,14 @@ bool share_elements(const TensorView<A, RankA>& a, const TensorView<B, RankB>& b
   return share_bytes(footprint(a), footprint(b));
 }
 
+/// Whether two views show the same elements in the same order.
+template <class T> constexpr bool same_view(const TensorView<T, 3>& a, const TensorView<T, 3>& b) {
+  bool same = a.data == b.data;
+  for (int axis = 0; axis < 3; ++axis)
+    same = same && a.extent[axis] == b.extent[axis] && a.stride[axis] == b.stride[axis];
+  return same;
+}
+
 /// Whether each axis steps over all that the axes of smaller steps reach, as those of a whole tensor do.
 template <class T, int Rank> bool axes_nest(const TensorView<T, Rank>& v) {
   bool inside[std::size_t{Rank}] = {};

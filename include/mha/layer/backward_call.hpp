@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <span>
 #include <type_traits>
+#include <utility>
 
 #include "../block/arguments.hpp"
 #include "../block/device_gradients.hpp"
@@ -20,9 +21,11 @@
 #include "backward_interface.hpp"
 #include "cache_step.hpp"
 #include "call.hpp"
+#include "config.hpp"
 #include "gradients.hpp"
 #include "key_value_gradients.hpp"
 #include "key_values.hpp"
+#include "memory_rows.hpp"
 #include "memory_tape.hpp"
 #include "parameter_views.hpp"
 
@@ -32,12 +35,16 @@ namespace mha::inline MHA_NAMESPACE {
 template <class T, class B> class LayerTape;
 
 /// Where backward() writes the gradient of a memory: layer.backward(dy, tape, gradients, mha::memory_into(d_memory)),
-/// or adds it to those of other layers: mha::memory_into(mha::add_to(d_memory)).
+/// or adds it to those of other layers: mha::memory_into(mha::add_to(d_memory)). Those of a call's rows of keys and
+/// rows of values go apart, to mha::memory_into(d_keys, d_values), where each may be an add_to() too.
 ///
 /// Shapes    those of the memory
-template <class View> struct MemoryInto {
+template <class View, class OfValues = View> struct MemoryInto {
   View to;
   bool adds = false;
+  bool apart = false;  ///< whether the next two are given
+  OfValues values{};
+  bool adds_values = false;
 };
 template <class View> [[nodiscard]] constexpr auto memory_into(const AddTo<View>& sum) {
   constexpr bool writable = !std::is_const_v<std::remove_pointer_t<decltype(View::data)>>;
@@ -62,29 +69,39 @@ template <Viewable Owner> [[nodiscard]] constexpr auto memory_into(Owner&& owner
   else
     return Result{};
 }
+template <class Keys, class Values> [[nodiscard]] constexpr auto memory_into(Keys&& keys, Values&& values) {
+  const auto k = memory_into(std::forward<Keys>(keys));
+  const auto v = memory_into(std::forward<Values>(values));
+  return MemoryInto<decltype(k.to), decltype(v.to)>{k.to, k.adds, true, v.to, v.adds};
+}
 
 namespace detail {
 
 template <class T> constexpr bool is_memory_into = false;
-template <class V> constexpr bool is_memory_into<MemoryInto<V>> = true;
+template <class K, class V> constexpr bool is_memory_into<MemoryInto<K, V>> = true;
 template <class E>
 concept MemoryIntoArgument = is_memory_into<std::remove_cvref_t<E>>;
 
+/// A destination of memory_into(), and the sentences for what it cannot be.
+template <class T, class Rows> constexpr RowGradient<T> rows_of_memory_into(const Rows& to, bool adds) {
+  constexpr bool fits = SequenceOf<Rows, T>;
+  static_assert(Sequence<Rows>,
+                "mha: memory_into(m) takes an m with 2 or 3 axes, (L, E) or (B, L, E), as the memory has (see "
+                "mha/layer/backward_call.hpp)");
+  static_assert(fits || !Sequence<Rows>,
+                "mha: memory_into(m) has another scalar than the layer (see mha/layer/backward_call.hpp)");
+  if constexpr (fits)
+    return {with_batch(to), adds};
+  else
+    return {};
+}
 /// Where memory_into(m) among a call's arguments sends the gradient.
 template <class T> constexpr MemoryTo<T> find_memory_into() { return {}; }
 template <class T, class E, class... Rest> constexpr MemoryTo<T> find_memory_into(const E& first, const Rest&... rest) {
   if constexpr (MemoryIntoArgument<E>) {
-    using Rows = decltype(first.to);
-    constexpr bool fits = SequenceOf<Rows, T>;
-    static_assert(Sequence<Rows>,
-                  "mha: memory_into(m) takes an m with 2 or 3 axes, (L, E) or (B, L, E), as the memory has (see "
-                  "mha/layer/backward_call.hpp)");
-    static_assert(fits || !Sequence<Rows>,
-                  "mha: memory_into(m) has another scalar than the layer (see mha/layer/backward_call.hpp)");
-    if constexpr (fits)
-      return {{with_batch(first.to), first.adds}, true};
-    else
-      return {};
+    MemoryTo<T> to{rows_of_memory_into<T>(first.to, first.adds), true, first.apart, {}};
+    if (first.apart) to.values = rows_of_memory_into<T>(first.values, first.adds_values);
+    return to;
   } else {
     return find_memory_into<T>(rest...);
   }
@@ -162,16 +179,29 @@ void require_key_values_to(const RecordedTensors<T>& recorded, const KeyValuesTo
   require_key_value_gradients("the call on the tape", sequences, length, keys, recorded.value, to.key, to.value);
 }
 
-/// It fits the call on the tape, whose memory has rows of this width.
+/// There is a place for the gradients of the rows of a recorded memory, if they are wanted.
 template <class T>
-void require_beside_gradients(const RecordedTensors<T>& recorded, const BesideGradients<T>& given, Index kv_model) {
+void require_memory_to(const char* of, const MemoryRows<T>& memory, const MemoryTo<T>& to, const Config& c) {
+  if (!to.wanted) return;
+  require(to.apart || memory.same(), "backward: ", of,
+          " had keys and values of different rows: give mha::memory_into(d_keys, d_values) for their gradients");
+  require_gradient_rows(memory.same() ? "memory" : "key", memory.keys, to.apart ? "d_keys" : "d_memory", to.to,
+                        c.kv_model);
+  if (to.apart)
+    require_gradient_rows(memory.same() ? "memory" : "value", memory.values, "d_values", to.values.to, c.value_model);
+}
+
+/// It fits the call on the tape.
+template <class T>
+void require_beside_gradients(const RecordedTensors<T>& recorded, const BesideGradients<T>& given, const Config& c) {
   const bool wanted = given.memory.wanted, cross = recorded.keys == KeysFrom::memory;
   require(cross || !wanted, "backward: memory_into() is given, but the call on the tape had no memory",
           recorded.keys == KeysFrom::projection ? " of rows: keys and values of project_memory() have KeyValueGradients"
                                                 : "");
-  require(!cross || wanted || recorded.memory.size() == 0,
-          "backward: the call on the tape had a memory: give mha::memory_into(d_memory) for its gradient");
-  if (wanted) require_gradient_rows("memory", recorded.memory, "d_memory", given.memory.to, kv_model);
+  require(!cross || wanted || recorded.memory.keys.size() == 0,
+          "backward: the call on the tape had a memory: give mha::memory_into(",
+          recorded.memory.same() ? "d_memory) for its gradient" : "d_keys, d_values) for the gradients of its rows");
+  require_memory_to("the call on the tape", recorded.memory, given.memory, c);
   if (given.d_log_sum_exp)
     require_log_sum_exp_gradient("backward", "the call on the tape", recorded.q, *given.d_log_sum_exp);
   require_key_values_to(recorded, given.key_values);
@@ -194,17 +224,26 @@ void require_written_apart(std::span<const NamedArray> written, std::span<const 
   }
 }
 
+/// A place for gradients of rows, each of whose elements has memory of its own; null data if it is one of the others,
+/// which are written before, and is added to.
+template <class T, class... Others>
+NamedArray named_place(const char* name, const RowGradient<T>& d, const Others&... others) {
+  require_own_memory("backward", name, d.to, axes_of_rows);
+  const bool added = d.adds && (same_view(d.to, others) || ...);
+  return {name, added ? Footprint{} : footprint(d.to)};
+}
+
 /// The same of what backward() of a recorded call is given.
 template <class T, class Gradients>
 void require_layer_apart(const RecordedTensors<T>& recorded, const TensorView<const T, 3>& dy,
                          const ParameterViews<const T>& w, const Gradients* gradients, const TensorView<T, 3>& dx,
                          const BesideGradients<T>& given) {
-  require_own_memory("backward", "dx", dx, axes_of_rows);
-  require_own_memory("backward", "d_memory", given.memory.to, axes_of_rows);
+  const MemoryTo<T>& memory = given.memory;
   const NamedArray read[] = {
       {"x", footprint(recorded.x)},
       {"dy", footprint(dy)},
-      {"the memory", footprint(recorded.memory)},
+      {"the memory", footprint(recorded.memory.keys)},
+      {"the memory", footprint(recorded.memory.values)},
       {"the keys", footprint(recorded.key)},
       {"the values", footprint(recorded.value)},
       {"the LogSumExpGradient", given.d_log_sum_exp ? footprint(*given.d_log_sum_exp) : Footprint{}}};
@@ -216,8 +255,9 @@ void require_layer_apart(const RecordedTensors<T>& recorded, const TensorView<co
                                 {"the BiasGradient", footprint(given.bias.wide)},
                                 {"the KeyValueGradients' key", footprint(given.key_values.key)},
                                 {"the KeyValueGradients' value", footprint(given.key_values.value)},
-                                {"dx", footprint(dx)},
-                                {"d_memory", footprint(given.memory.to)},
+                                named_place("dx", RowGradient<T>{dx}),
+                                named_place(memory.apart ? "d_keys" : "d_memory", memory, dx),
+                                named_place("d_values", memory.values, dx, memory.to),
                                 {"the gradients of the layer's score", of_score}};
   require_written_apart(written, read, {"the gradients", footprint(memory_of_given(gradients))}, w);
 }
@@ -263,8 +303,15 @@ template <class T, class Tape, class DY, class OfTape> Refused refuse_layer_back
     return refuse_backward<T, Tape, DY, OfTape>();
 }
 
+/// The sentences for what backward() of a recorded project_memory() may be given after the tape: one place, or
+/// memory_into() as well.
+template <class Gradients, class... Extra> constexpr bool check_memory_backward_arguments() {
+  using Place = Into<TensorView<float, 2>>;
+  return check_block_backward_arguments<Gradients, std::conditional_t<MemoryIntoArgument<Extra>, Place, Extra>...>();
+}
+
 /// The sentences for a project_memory() that records.
-template <class Own, class Memory, class Tape> constexpr bool check_memory_recording() {
+template <class Own, class Tape, class... Memory> constexpr bool check_memory_recording() {
   constexpr bool fits = std::is_same_v<std::remove_cvref_t<Tape>, Own>, named = std::is_same_v<Tape, Own&>;
   static_assert(fits,
                 "mha: the tape of project_memory() is of another scalar or backend than the layer, whose memory_tape() "
@@ -272,7 +319,7 @@ template <class Own, class Memory, class Tape> constexpr bool check_memory_recor
   static_assert(named || !fits,
                 "mha: project_memory() records on a tape that has a name and is not const: auto tape = "
                 "layer.memory_tape() (see mha/layer/memory_tape.hpp)");
-  return check_recorded_rows<Memory>() && fits && named;
+  return check_recorded_rows<Memory...>() && fits && named;
 }
 
 /// Whether it is the ScoreGradient of a score that the backend computes none of.
@@ -296,6 +343,9 @@ template <class B, class... Extra> constexpr void check_score_destinations() {
 template <class E>
 using BesideTape = std::conditional_t<CallTapeArgument<E> || MemoryArgument<E> || LayerStepArgument<E>, Full, E>;
 
+/// Whether what follows x has no memory but as the first, of rows as the second too.
+template <class... Extra>
+constexpr bool is_memory_first = (0 + ... + int(MemoryArgument<Extra>)) <= (has_value_rows<Extra...> ? 2 : 1);
 /// Whether what follows x has no step of a cache but as the first.
 template <class First, class... Rest> constexpr bool is_step_first = !(LayerStepArgument<Rest> || ...);
 
@@ -311,11 +361,16 @@ template <class T, class B, class X, class... Extra> constexpr bool check_record
   static_assert(step_first,
                 "mha: the step of a cache comes next to x, in the place of a memory: layer(x, step[i], tape) (see "
                 "mha/layer/cache_step.hpp)");
+  constexpr bool memory_first = is_memory_first<Extra...>;
+  static_assert(memory_first,
+                "mha: what a call on a tape attends to comes next to x: layer(x, memory, tape), or keys and values, "
+                "layer(x, keys, values, tape) (see mha/layer/recording_layer.hpp)");
   constexpr bool held = !((SourceArgument<Extra> && DropsKeys<std::remove_cvref_t<Extra>>) || ...);
   static_assert(held,
                 "mha: a tape records no call over a source that drops keys, such as RingKv: give the call a source "
                 "that keeps all (see mha/layer/recording_layer.hpp)");
-  if constexpr (rows && sources && held && step_first && check_call_recording<LayerTape<T, B>, Extra...>()) {
+  if constexpr (rows && sources && memory_first && held && step_first &&
+                check_call_recording<LayerTape<T, B>, Extra...>()) {
     check_layer_arguments<BesideTape<Extra>...>();
     return true;
   }

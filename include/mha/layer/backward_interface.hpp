@@ -11,6 +11,7 @@
 #include "../core/scalar.hpp"
 #include "../core/view.hpp"
 #include "../policy/call_shape.hpp"
+#include "memory_rows.hpp"
 
 /// What the parts of a layer's backward pass hand to each other.
 namespace mha::inline MHA_NAMESPACE::detail {
@@ -27,8 +28,11 @@ template <class T> struct BiasTo {
   bool wanted() const { return to_own || to_wide; }
 };
 
-/// Where the gradient of the call's memory goes.
-template <class T> struct MemoryTo : RowGradient<T> { bool wanted = false; };
+/// Where the gradient of the call's memory goes: of its keys, if that of its values is asked for apart.
+template <class T> struct MemoryTo : RowGradient<T> {
+  bool wanted = false, apart = false;
+  RowGradient<T> values{};
+};
 
 /// Where the gradients of the numbers of the call's score go, a score of the type whose TypeKey this is; null: nowhere.
 struct ScoreTo {
@@ -72,7 +76,8 @@ template <class T> struct RecordedTensors {
   Index sinks = 0;
   std::uint64_t policies = 0;  ///< the version of the layer's
   KeysFrom keys = KeysFrom::x;
-  TensorView<const T, 3> x{}, memory{};
+  TensorView<const T, 3> x{};
+  MemoryRows<T> memory{};
   TensorView<const T, 4> q{}, key{}, value{}, heads{}, q_before_norm{}, key_before_norm{};
   Borrowed<Index> key_offsets{};
   bool shared = false;          ///< whether other calls attend to the keys too

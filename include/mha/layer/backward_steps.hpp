@@ -11,6 +11,7 @@
 #include "../block/dense_backward.hpp"
 #include "../block/rows.hpp"
 #include "../core/copy.hpp"
+#include "../core/overlap.hpp"
 #include "../core/view.hpp"
 #include "../policy/position.hpp"
 #include "../positions.hpp"
@@ -49,10 +50,12 @@ template <class T> struct BackwardTensors {
 
   const RecordedTensors<T>& recorded;
   TensorView<const T, 3> dy;
-  RowGradient<T> dx, d_memory;
+  RowGradient<T> dx;
+  MemoryTo<T> d_memory;
   TensorView<const T, 2> gated;  ///< the heads' outputs as they enter the output projection (B·L, Hq·Dv)
   TensorView<T, 4> d_heads;
-  TensorView<A, 4> d_q, d_key, d_value;         ///< side by side where they are made from the same rows
+  TensorView<A, 4> d_q, d_key, d_value;         ///< side by side where they are made from the same rows, unless the
+                                                ///< memory's gradients are apart
   TensorView<A, 4> d_all_key{}, d_all_value{};  ///< those of all keys, where not all were made in the call
   KeyValuesTo<A> key_values{};
   bool of_bias = false;  ///< whether the gradient of an AdditiveBias is computed
@@ -141,12 +144,12 @@ class LayerBackwardSteps final : public BackwardSteps<Accumulator<T>> {
     const RowPositions& of_x = own ? own_positions_ : queries;
     run_position_backward<B, A>(position_, d_q_, of_x, items_);
     if constexpr (Norm::has_weights) norm(recorded_.q_before_norm, w_.query_norm, d_q_, gradients_.query_norm);
-    const bool turned_as_x = cached || (own && same_view(recorded_.x, recorded_.memory));
+    const bool turned_as_x = cached || (own && same_view(recorded_.x, recorded_.memory.keys));
     if (recorded_.made_keys()) turn_back_keys(turned_as_x ? of_x : keys);
     const Part parts[] = {{w_.query, gradients_.query}, {w_.key, gradients_.key}, {w_.value, gradients_.value}};
     const std::span<const Part> all(parts);
     project(recorded_.x, d_q_, beside ? all : all.first(1), tensors_.dx);
-    if (recorded_.keys == KeysFrom::memory) project(recorded_.memory, d_key_, all.subspan(1), tensors_.d_memory);
+    if (recorded_.keys == KeysFrom::memory) to_memory(all.subspan(1));
     if (sinks_ != nullptr) items_(JoinSums<LongSum<A>, A>{1, recorded_.sinks, 1, 1, sinks_, gradients_.sink});
   }
 
@@ -154,10 +157,17 @@ class LayerBackwardSteps final : public BackwardSteps<Accumulator<T>> {
   void memory_back(const RowPositions& keys) {
     turn_back_keys(keys);
     const Part parts[] = {{w_.key, gradients_.key}, {w_.value, gradients_.value}};
-    project(recorded_.memory, d_key_, parts, tensors_.d_memory);
+    to_memory(parts);
   }
 
  private:
+  void to_memory(std::span<const Part> parts) const {
+    const MemoryTo<T>& to = tensors_.d_memory;
+    if (!to.apart) return project(recorded_.memory.keys, d_key_, parts, to);
+    project(recorded_.memory.keys, d_key_, parts.first(1), to);
+    project(recorded_.memory.values, d_value_, parts.subspan(1), to.values);
+  }
+
   /// The gradient of keys back to before their position and their norm.
   void turn_back_keys(const RowPositions& at) {
     run_position_backward<B, A>(position_, d_key_, at, items_);

@@ -23,6 +23,7 @@
 #include "cache_step.hpp"
 #include "call.hpp"
 #include "key_values.hpp"
+#include "memory_rows.hpp"
 
 /// What a layer call does otherwise where its keys and values go through a cache.
 namespace mha::inline MHA_NAMESPACE::detail {
@@ -53,7 +54,7 @@ template <class B, class T, class Memory>
 decltype(auto) memory_of_call(const TensorView<const T, 3>& x, const Memory& memory) {
   if constexpr (LayerStepArgument<Memory>) {
     check_cache_memory<B, Memory>();
-    return (x);
+    return MemoryRows<T>{x, x};
   } else {
     return (memory);
   }
@@ -118,12 +119,11 @@ template <class Memory, class Call> CallPositions positions_of(const Call& call)
 /// The same with the Positions of x among a call's arguments, which are those of keys that are made from x too.
 template <class Position, class B, class T, class Call, class Memory, class... Extra>
 CallPositions positions_of([[maybe_unused]] CallScope<B>& scope, const TensorView<const T, 3>& x,
-                           const TensorView<const T, 3>& made_from, const Call& call, const Memory&,
-                           const Extra&... extra) {
+                           const MemoryRows<T>& made_from, const Call& call, const Memory&, const Extra&... extra) {
   CallPositions at = positions_of<Memory>(call);
   if constexpr ((PositionsArgument<Extra> || ...)) {
     at.queries = each_row_at(find_row_positions<Position>(x, extra...), scope.backend, scope.frame, scope.workspace);
-    if (same_view(x, made_from)) at.keys = at.queries;
+    if (same_view(x, made_from.keys)) at.keys = at.queries;
   }
   return at;
 }

@@ -129,6 +129,11 @@ struct CallRows {
   double visible_pairs;
 };
 
+/// How wide the rows of a memory are; those of keys and those of values together, if a call is given them apart.
+inline double memory_width(const Config& c) {
+  return double(c.kv_model) + (c.value_model != c.kv_model ? c.value_model : 0);
+}
+
 /// The cost of a layer of these policies, whose configuration is complete, in scalar T, its matrices in weight_size
 /// bytes a number.
 template <class T, class Policies> Cost layer_cost(const Config& c, const CallRows& rows, std::size_t weight_size) {
@@ -137,7 +142,7 @@ template <class T, class Policies> Cost layer_cost(const Config& c, const CallRo
   const double E = c.d_model, q_rows = rows.queries, k_rows = rows.keys;
   const double q_width = c.query_width(), k_width = c.key_width(), v_width = c.value_width();
   const double concat = c.concat_width(), y_width = Output::width(c.concat_width(), c.d_model);
-  const double q_weights = E * q_width, kv_weights = c.kv_model * (k_width + v_width);
+  const double q_weights = E * q_width, kv_weights = c.kv_model * k_width + c.value_model * v_width;
   const double out_weights = Output::has_weights ? concat * E : 0;
   const double bytes = sizeof(T), saved = bytes - double(weight_size);
 
@@ -147,7 +152,7 @@ template <class T, class Policies> Cost layer_cost(const Config& c, const CallRo
       (c.has_query_bias() ? q_width : 0) + (c.has_key_bias() ? k_width : 0) + (c.has_value_bias() ? v_width : 0);
   const double in = q_weights + kv_weights + biases + (has_norm ? 2 * c.head_dim : 0);
   cost.projection = {static_cast<std::int64_t>(in), 2 * (q_rows * q_weights + rows.made * kv_weights),
-                     bytes * (in + q_rows * (E + q_width) + rows.made * (c.kv_model + k_width + v_width)) -
+                     bytes * (in + q_rows * (E + q_width) + rows.made * (memory_width(c) + k_width + v_width)) -
                          saved * (q_weights + kv_weights)};
   cost.score = {0, 2 * cost.visible_pairs * q_width, bytes * q_rows * q_width + rows.key_bytes * k_rows * k_width};
   cost.value = {0, 2 * cost.visible_pairs * concat, rows.key_bytes * k_rows * v_width + bytes * q_rows * concat};
@@ -162,7 +167,7 @@ template <class T, class Policies> Cost layer_cost(const Config& c, const CallRo
 
 /// How many numbers a layer's matrices have, without biases.
 template <class Output> double matrix_numbers(const Config& c) {
-  const double of_heads = double(c.kv_model) * c.num_kv_heads * (double(c.head_dim) + c.value_dim);
+  const double of_heads = double(c.kv_model) * c.key_width() + double(c.value_model) * c.value_width();
   return double(c.d_model) * c.query_width() + of_heads +
          (Output::has_weights ? double(c.concat_width()) * c.d_model : 0);
 }
@@ -182,7 +187,7 @@ BackwardCost layer_backward_cost(const Config& c, const CallRows& rows) {
   BackwardCost cost;
   cost.visible_pairs = rows.visible_pairs;
   cost.projection = {forward.projection.parameters, 2 * forward.projection.flop,
-                     own * (in + 2 * (q_rows * c.d_model + k_rows * c.kv_model)) + wide * (in + q + k + v)};
+                     own * (in + 2 * (q_rows * c.d_model + k_rows * memory_width(c))) + wide * (in + q + k + v)};
   cost.score = {0, 3 * forward.score.flop, own * (q + k) + wide * (q + k + row_states)};
   cost.value = {0, 2 * forward.value.flop, own * (v + 2 * heads) + wide * v};
   cost.output = {forward.output.parameters, 2 * forward.output.flop, own * (out + y + 2 * heads) + wide * out};
@@ -190,7 +195,7 @@ BackwardCost layer_backward_cost(const Config& c, const CallRows& rows) {
   cost.scratch_bytes = own * heads * (has_gates ? 2 : 1) + wide * (q + k + v);
   if constexpr (on_device) {
     const double rounded = std::is_same_v<T, Accumulator<T>> ? 0 : own, x = own * q_rows * c.d_model,
-                 memory = own * k_rows * c.kv_model;
+                 memory = own * k_rows * std::max(c.kv_model, c.value_model);
     const double of_output = Policies::Output::has_weights ? own * heads : 0, of_norms = has_norm ? std::max(q, k) : 0;
     const double of_rows =
         q_rows == k_rows ? x + rounded * (q + k + v) : std::max(x + rounded * q, memory + rounded * (k + v));
@@ -245,7 +250,7 @@ Cost step_cost(const Config& c, const Step& step, const M& mask, std::size_t wei
 /// The cost of a layer with an output projection, for any numbers of heads, sizes and lengths, in a scalar of T's size.
 /// A layer knows its own: layer.cost(batch, queries, keys), and layer.cost(step[i]) of a cache.
 ///
-/// Formula   parameters E·Hq·D + E_kv·Hkv·(D + Dv) + Hq·Dv·E (+ biases) · projections 2 per parameter and row ·
+/// Formula   parameters E·Hq·D + Hkv·(E_kv·D + E_v·Dv) + Hq·Dv·E (+ biases) · projections 2 per parameter and row ·
 ///           attention 2·pairs·Hq·(D + Dv) · cache Hkv·(D + Dv) per key
 /// Errors    ShapeError if the configuration does not fit together, a size is negative, or the mask's data does not fit
 ///           it or is in device memory

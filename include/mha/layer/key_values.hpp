@@ -51,6 +51,11 @@ concept MemoryOf = SequenceOf<M, ScalarOf<decltype(Own::key)>> || std::same_as<s
     SourceOf<M, ScalarOf<decltype(Own::key)>>;
 template <class Own, class... Extra>
 constexpr bool has_foreign_memory = ((MemoryArgument<Extra> && !MemoryOf<Extra, Own>) || ...);
+/// Whether a memory and what follows it begin with rows of keys and rows of values.
+template <class... Extra> constexpr bool has_value_rows = false;
+template <class Keys, class Values, class... Rest>
+constexpr bool has_value_rows<Keys, Values, Rest...> =
+    Sequence<std::remove_cvref_t<Keys>>&& Sequence<std::remove_cvref_t<Values>>;
 /// Whether one follows another argument of the call, and not x.
 template <class... Extra> constexpr bool misplaced_memory = false;
 template <class First, class... Rest>

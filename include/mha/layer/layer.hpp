@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <span>
 #include <string>
 #include <utility>
@@ -11,6 +12,7 @@
 #include "../call.hpp"
 #include "../call_backend.hpp"
 #include "../checked_call.hpp"
+#include "../core/overlap.hpp"
 #include "../staged.hpp"
 #include "cached_call.hpp"
 #include "call.hpp"
@@ -19,6 +21,7 @@
 #include "explain.hpp"
 #include "key_values.hpp"
 #include "mean_over_heads.hpp"
+#include "memory_rows.hpp"
 #include "memory_tape.hpp"
 #include "parameters.hpp"
 #include "policies.hpp"
@@ -69,7 +72,7 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
   requires(!((detail::MemoryArgument<Extra> || detail::LayerStepArgument<Extra> || detail::CallTapeArgument<Extra>) ||
              ...)) [[nodiscard]] auto
   operator()(const X& x, Extra&&... extra) const {
-    return run(x, detail::read_sequence(x), extra...);
+    return run(x, detail::read_memory<B>(x), extra...);
   }
 
   /// Cross-attention: queries from x, keys and values from memory.
@@ -79,9 +82,20 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
   ///           of a cache, of keys and values as project_memory() makes them; with x (ΣLq, E) and Ragged{query
   ///           offsets} too. Where Origin is not given, each sequence's last query meets its last key
   template <SequenceOf<T> X, detail::MemoryOf<KeyValues> Memory, class... Extra>
-  requires(!(detail::CallTapeArgument<Extra> || ...)) [[nodiscard]] auto operator()(const X& x, const Memory& memory,
-                                                                                    Extra&&... extra) const {
+  requires(!(detail::CallTapeArgument<Extra> || ...) && !detail::has_value_rows<Memory, Extra...>) [[nodiscard]] auto
+  operator()(const X& x, const Memory& memory, Extra&&... extra) const {
     return run(x, detail::read_memory<B>(memory), extra...);
+  }
+
+  /// The same with keys from some rows and values from others.
+  ///
+  /// Shapes    keys (Lk, E_kv) or (B or 1, Lk, E_kv)  values (Lk, E_v) or (B or 1, Lk, E_v), where E_v is
+  ///           Config::value_model; either may be x itself
+  template <SequenceOf<T> X, SequenceOf<T> Keys, SequenceOf<T> Values, class... Extra>
+  requires(!(detail::CallTapeArgument<Extra> || ...)) [[nodiscard]] auto operator()(const X& x, const Keys& keys,
+                                                                                    const Values& values,
+                                                                                    Extra&&... extra) const {
+    return run(x, detail::read_memory<B>(keys, values), extra...);
   }
 
   /// Self-attention of rows that follow what a cache holds of their sequences: their keys and values are written to the
@@ -121,11 +135,16 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
   template <SequenceOf<T> X, class... Extra>
   requires(!(detail::MemoryArgument<Extra> || ...))
       [[nodiscard]] auto attention_weights(const X& x, Extra&&... extra) const {
-    return weights(x, detail::read_sequence(x), extra...);
+    return weights(x, detail::read_memory<B>(x), extra...);
   }
   template <SequenceOf<T> X, detail::MemoryOf<KeyValues> Memory, class... Extra>
-  [[nodiscard]] auto attention_weights(const X& x, const Memory& memory, Extra&&... extra) const {
+  requires(!detail::has_value_rows<Memory, Extra...>)
+      [[nodiscard]] auto attention_weights(const X& x, const Memory& memory, Extra&&... extra) const {
     return weights(x, detail::read_memory<B>(memory), extra...);
+  }
+  template <SequenceOf<T> X, SequenceOf<T> Keys, SequenceOf<T> Values, class... Extra>
+  [[nodiscard]] auto attention_weights(const X& x, const Keys& keys, const Values& values, Extra&&... extra) const {
+    return weights(x, detail::read_memory<B>(keys, values), extra...);
   }
 
   /// The softmax averaged over the heads: (B, Lq, Lk).
@@ -287,20 +306,26 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
   }
   Index output_width() const { return Output::width(config_.concat_width(), config_.d_model); }
 
-  /// Q, K and V of a call, normalised and turned; one product where they are made from the same rows.
+  /// to[i] = from[i] · matrix first + i, with its bias: one product where neighbours are made from the same rows.
+  ///
+  /// Shapes    from[i] (B, L, E)  to[i] (B·L, columns)
+  void multiply(detail::CallScope<B>& scope, const ParameterViews<const T>& w, Matrix first,
+                const TensorView<const T, 3>* from, std::span<const TensorView<T, 2>> to) const {
+    for (std::size_t begin = 0, end = 0; begin < to.size(); begin = end) {
+      for (end = begin + 1; end < to.size() && detail::same_view(from[begin], from[end]);) ++end;
+      products_.run(scope.backend, detail::as_rows(from[begin], scope.frame, scope.items), w,
+                    static_cast<Matrix>(static_cast<std::size_t>(first) + begin), to.subspan(begin, end - begin),
+                    scope.workspace);
+    }
+  }
+
+  /// Q, K and V of a call, normalised and turned.
   void project(detail::CallScope<B>& scope, const TensorView<const T, 3>& x, const detail::Projected<T>& p,
                const detail::CallPositions& at, const ParameterViews<const T>& w) const {
+    const TensorView<const T, 3> from[] = {x, p.rows.keys, p.rows.values};
     const TensorView<T, 2> results[] = {detail::rows_of(p.q), detail::rows_of(p.to_key), detail::rows_of(p.to_value)};
     const unsigned made = p.to_key.data == nullptr ? 1 : p.to_value.data == nullptr ? 2 : 3;
-    const std::span<const TensorView<T, 2>> to(results, made);
-    const auto rows = detail::as_rows(x, scope.frame, scope.items);
-    if (to.size() > 1 && !detail::same_view(x, p.rows)) {
-      products_.run(scope.backend, rows, w, Matrix::query, to.first(1), scope.workspace);
-      products_.run(scope.backend, detail::as_rows(p.rows, scope.frame, scope.items), w, Matrix::key, to.subspan(1),
-                    scope.workspace);
-    } else {
-      products_.run(scope.backend, rows, w, Matrix::query, to, scope.workspace);
-    }
+    multiply(scope, w, Matrix::query, from, {results, made});
     if constexpr (Policies::Norm::has_weights)
       if (p.q_before_norm.data != nullptr) {
         scope.items(detail::copy_items(TensorView<const T, 4>(p.q), p.q_before_norm));
@@ -308,7 +333,7 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
       }
     detail::run_norm<B, T>(norm_, p.q, products_.vectors(w).query_norm, scope.items);
     detail::run_position<B, T>(position_, p.q, at.queries, scope.items);
-    if (to.size() > 1) finish_keys(p.to_key, w, at.keys, scope.items);
+    if (made > 1) finish_keys(p.to_key, w, at.keys, scope.items);
   }
 
   void finish_keys(const TensorView<T, 4>& keys, const ParameterViews<const T>& w, const RowPositions& at,
@@ -322,6 +347,13 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
     require_weights(call);
     detail::require_rows(call, name, v, member, width);
   }
+  void check_memory(const detail::CallNames& names, const detail::MemoryRows<T>& memory) const {
+    check_rows(names.call, names.k, memory.keys, "kv_model", config_.kv_model);
+    check_rows(names.call, names.v, memory.values, "value_model", config_.value_model);
+    const Index *const k = memory.keys.extent, *const v = memory.values.extent;
+    detail::require_equal(names.call, "batch", names.k, k[0], names.v, v[0]);
+    detail::require_equal(names.call, "length", names.k, k[1], names.v, v[1]);
+  }
   void check_result(const TensorView<const T, 3>& x, const TensorView<T, 3>& y) const {
     detail::require_result(x, y, output_width());
     detail::require_own_memory("layer", "the result", y, detail::axes_of_rows);
@@ -329,15 +361,17 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
   template <class Memory> void check(const TensorView<const T, 3>& x, const Memory& memory) const {
     check_rows("layer", "x", x, "d_model", config_.d_model);
     if constexpr (detail::LayerStepArgument<Memory>) {
-      detail::require(config_.kv_model == config_.d_model, "layer: x has width ", config_.d_model,
-                      " but keys and values are made of rows of width ", config_.kv_model);
+      const Index widths[] = {config_.kv_model, config_.value_model};
+      for (const Index width : widths)
+        detail::require(width == config_.d_model, "layer: x has width ", config_.d_model,
+                        " but keys and values are made of rows of width ", width);
       memory.check(config_, parameters_.version(), x.extent[0], x.extent[1]);
     } else if constexpr (detail::is_key_values<Memory>)
       detail::require_fitting_memory(memory, config_, parameters_.version());
     else if constexpr (KvSource<Memory>)
       detail::require_fitting_source(detail::kv_sizes(memory), config_);
     else
-      check_rows("layer", detail::layer_names(x, memory).k, memory, "kv_model", config_.kv_model);
+      check_memory(detail::layer_names(x, memory), memory);
   }
   template <class Memory, class... Extra> auto options(Index batch, const Memory& memory, const Extra&... extra) const {
     return detail::layer_options<B, T>(config_, dropout_, batch, memory, extra...);

@@ -10,6 +10,7 @@
 #include "../block/kept_arrays.hpp"
 #include "../core/view.hpp"
 #include "../policy/call_shape.hpp"
+#include "memory_rows.hpp"
 
 namespace mha::inline MHA_NAMESPACE {
 
@@ -49,12 +50,12 @@ template <class T, class B> class MemoryTape {
 
   struct Call {
     std::uint64_t version = 0;  ///< of the weights; none has 0
-    TensorView<const T, 3> memory{};
+    detail::MemoryRows<T> memory{};
     TensorView<const T, 4> key_before_norm{};
     std::vector<Index> offsets{}, positions{};
     Index position = 0, longest = 0;
 
-    Index sequences() const { return offsets.empty() ? memory.extent[0] : static_cast<Index>(offsets.size()) - 1; }
+    Index sequences() const { return offsets.empty() ? memory.keys.extent[0] : static_cast<Index>(offsets.size()) - 1; }
     /// Where its rows stand, on the host.
     RowPositions rows() const {
       return {positions.empty() ? Origins(position) : Origins(positions.data()),
@@ -62,7 +63,7 @@ template <class T, class B> class MemoryTape {
     }
   };
 
-  void take(const TensorView<const T, 3>& memory, const TensorView<const T, 4>& key_before_norm,
+  void take(const detail::MemoryRows<T>& memory, const TensorView<const T, 4>& key_before_norm,
             const RowPositions& at) {
     call_.memory = memory;
     call_.key_before_norm = key_before_norm;

@@ -124,7 +124,10 @@ class MultiHeadAttention : public detail::LayerOf<Scalar, B, Policies...>::type 
   const { return detail::refuse_sequence<Scalar, X, Extra...>(); }
   using Chosen::type::project_memory;
   template <class Memory, class... Extra>
-  requires(!SequenceOf<Memory, Scalar>) detail::Refused project_memory(Memory&&, Extra&&...)
+  requires(!SequenceOf<Memory, Scalar> ||
+           (detail::has_value_rows<Memory, Extra...> &&
+            detail::has_foreign_memory<typename Chosen::type::KeyValues, Extra...>)) detail::Refused
+      project_memory(Memory&&, Extra&&...)
   const { return detail::refuse_sequence<Scalar, Memory>(); }
   using Chosen::type::borrow;
   template <Backend OtherBackend, class OtherPolicies>

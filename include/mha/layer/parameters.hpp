@@ -58,7 +58,7 @@ template <class T, class Policies> class Parameters {
     const auto projection = [](Index in, Index out, bool bias) { return (std::int64_t{in} + (bias ? 1 : 0)) * out; };
     return projection(c.d_model, c.query_width(), c.has_query_bias()) +
            projection(c.kv_model, c.key_width(), c.has_key_bias()) +
-           projection(c.kv_model, c.value_width(), c.has_value_bias()) +
+           projection(c.value_model, c.value_width(), c.has_value_bias()) +
            (Output::has_weights ? projection(c.concat_width(), c.d_model, c.has_output_bias()) : 0) +
            (Norm::has_weights ? std::int64_t{2} * c.head_dim : 0) + (Concat::has_gates ? c.num_heads : 0);
   }
@@ -111,7 +111,7 @@ template <class T, class Policies> class Parameters {
                     size(), " of the layer's own, expected another's");
     check("query", w.query, c.d_model, c.num_heads, c.head_dim, c.has_query_bias());
     check("key", w.key, c.kv_model, c.num_kv_heads, c.head_dim, c.has_key_bias());
-    check("value", w.value, c.kv_model, c.num_kv_heads, c.value_dim, c.has_value_bias());
+    check("value", w.value, c.value_model, c.num_kv_heads, c.value_dim, c.has_value_bias());
     detail::check_borrowed("output", w.output.weight, Output::has_weights ? c.concat_width() : 0,
                            Output::has_weights ? c.d_model : 0);
     detail::check_borrowed("output bias", w.output.bias, Output::has_weights && c.has_output_bias() ? c.d_model : 0,
@@ -137,7 +137,7 @@ template <class T, class Policies> class Parameters {
     // The matrices are checked while they are still as the caller wrote them.
     detail::check_borrowed("query", w.query, c.d_model, c.query_width());
     detail::check_borrowed("key", w.key, c.kv_model, c.key_width());
-    detail::check_borrowed("value", w.value, c.kv_model, c.value_width());
+    detail::check_borrowed("value", w.value, c.value_model, c.value_width());
     detail::check_borrowed("query bias", w.query_bias, c.has_query_bias() ? c.query_width() : 0, set_bias);
     detail::check_borrowed("key bias", w.key_bias, c.has_key_bias() ? c.key_width() : 0, set_bias);
     detail::check_borrowed("value bias", w.value_bias, c.has_value_bias() ? c.value_width() : 0, set_bias);
@@ -189,6 +189,7 @@ template <class T, class Policies> class Parameters {
     };
     same("d_model", o.d_model, c.d_model);
     same("kv_model", o.kv_model, c.kv_model);
+    same("value_model", o.value_model, c.value_model);
     same("num_heads", o.num_heads, c.num_heads);
     same("num_kv_heads", o.num_kv_heads, c.num_kv_heads);
     same("head_dim", o.head_dim, c.head_dim);
@@ -241,7 +242,7 @@ template <class T, class Policies> class Parameters {
     };
     p.query = head_weights(c.num_heads, c.d_model, c.head_dim, c.has_query_bias());
     p.key = head_weights(c.num_kv_heads, c.kv_model, c.head_dim, c.has_key_bias());
-    p.value = head_weights(c.num_kv_heads, c.kv_model, c.value_dim, c.has_value_bias());
+    p.value = head_weights(c.num_kv_heads, c.value_model, c.value_dim, c.has_value_bias());
     if constexpr (Output::has_weights) {
       const Index in = c.concat_width();
       p.output.weight = view(next(std::ptrdiff_t{in} * c.d_model), in, c.d_model);

@@ -25,6 +25,7 @@
 #include "config.hpp"
 #include "gradients.hpp"
 #include "key_values.hpp"
+#include "memory_rows.hpp"
 #include "memory_tape.hpp"
 #include "products.hpp"
 #include "recorded_keys.hpp"
@@ -48,6 +49,8 @@ template <class T, Backend B, class Policies> class RecordingLayer : public Proj
  public:
   using Tape = LayerTape<T, B>;
 
+  using typename Base::KeyValues;
+
   using Base::Base;
 
   /// An empty tape for calls of this layer, and of others of its scalar and backend.
@@ -67,8 +70,8 @@ template <class T, Backend B, class Policies> class RecordingLayer : public Proj
   }
 
   using Base::operator();
-  /// layer(x, tape, …), layer(x, memory, tape, …) and layer(x, step[i], tape, …): the call without a tape, which leaves
-  /// on it what backward() needs of it. Its bits are the same.
+  /// layer(x, tape, …), layer(x, memory, tape, …), layer(x, keys, values, tape, …) and layer(x, step[i], tape, …): the
+  /// call without a tape, which leaves on it what backward() needs of it. Its bits are the same.
   ///
   /// Then      what a call without a tape is given. What it borrows, x and the memory stay as they are until the
   ///           backward pass has run; the result and a LogSumExp are no part of them. The memory has x's batch. Of a
@@ -79,9 +82,9 @@ template <class T, Backend B, class Policies> class RecordingLayer : public Proj
   // First is apart from Extra, because clang 14 takes (X&&, Extra&&...) for the refusal of MultiHeadAttention.
   template <class X, class First, class... Extra>
   requires(SequenceOf<std::remove_cvref_t<X>, T>&& detail::has_call_tape<First, Extra...> &&
-           !detail::misplaced_memory<First, Extra...> &&
-           !detail::has_foreign_memory<typename Base::KeyValues, First, Extra...>) [[nodiscard]] auto
-  operator()(X&& x, First&& first, Extra&&... extra) const {
+           !detail::misplaced_memory<First, Extra...> && !detail::has_foreign_memory<KeyValues, First, Extra...>)
+      [[nodiscard]] auto
+      operator()(X&& x, First&& first, Extra&&... extra) const {
     if constexpr (!differentiates() || !detail::check_recording<T, B, X, First, Extra...>())
       return detail::Refused{};
     else
@@ -98,25 +101,20 @@ template <class T, Backend B, class Policies> class RecordingLayer : public Proj
   template <class Memory, class OfTape, class... Extra>
   requires(SequenceOf<std::remove_cvref_t<Memory>, T>&& detail::MemoryTapeArgument<OfTape>)
       [[nodiscard]] auto project_memory(Memory&& memory, OfTape&& tape, Extra&&... extra) const {
-    if constexpr (!differentiates() || !detail::check_memory_recording<MemoryTape<T, B>, Memory, OfTape>()) {
+    if constexpr (!differentiates() || !detail::check_memory_recording<MemoryTape<T, B>, OfTape, Memory>())
       return detail::Refused{};
-    } else {
-      require_trainable("project_memory");
-      const auto keep = [&](auto& scope, const Rows& rows, const RowPositions& at, const auto& keys) {
-        tape.call_.version = 0;
-        typename detail::KeptArrays<T, B>::Draft kept(tape.arrays_, scope.backend, "project_memory");
-        TensorView<T, 4> before{};
-        if constexpr (Policies::Norm::has_weights) {
-          before = detail::take_like<T>(kept, keys);
-          kept.keep();
-          scope.items(detail::copy_items(keys, before));
-        }
-        tape.take(rows, before, at);
-      };
-      auto made = this->made_of(memory, keep, extra...);
-      tape.call_.version = parameters_.version();
-      return made;
-    }
+    else
+      return record_memory(detail::read_memory<B>(memory), tape, extra...);
+  }
+  /// The same of keys from some rows and values from others.
+  template <class Keys, class Values, class OfTape, class... Extra>
+  requires(SequenceOf<std::remove_cvref_t<Keys>, T>&& SequenceOf<std::remove_cvref_t<Values>, T>&&
+               detail::MemoryTapeArgument<OfTape>)
+      [[nodiscard]] auto project_memory(Keys&& keys, Values&& values, OfTape&& tape, Extra&&... extra) const {
+    if constexpr (!differentiates() || !detail::check_memory_recording<MemoryTape<T, B>, OfTape, Keys, Values>())
+      return detail::Refused{};
+    else
+      return record_memory(detail::read_memory<B>(keys, values), tape, extra...);
   }
 
  protected:
@@ -140,16 +138,39 @@ template <class T, Backend B, class Policies> class RecordingLayer : public Proj
   std::uint64_t policies_now_ = detail::next_version();  // of this layer and its copies
 
  private:
+  template <class... Extra>
+  KeyValues record_memory(const detail::MemoryRows<T>& memory, MemoryTape<T, B>& tape, Extra&... extra) const {
+    require_trainable("project_memory");
+    const auto keep = [&](auto& scope, const auto& rows, const RowPositions& at, const auto& keys) {
+      tape.call_.version = 0;
+      typename detail::KeptArrays<T, B>::Draft kept(tape.arrays_, scope.backend, "project_memory");
+      TensorView<T, 4> before{};
+      if constexpr (Policies::Norm::has_weights) {
+        before = detail::take_like<T>(kept, keys);
+        kept.keep();
+        scope.items(detail::copy_items(keys, before));
+      }
+      tape.take(rows, before, at);
+    };
+    auto made = this->made_of(memory, keep, extra...);
+    tape.call_.version = parameters_.version();
+    return made;
+  }
+
   template <class X, class First, class... Extra> auto record_call(const X& x, First& first, Extra&... extra) const {
     const Rows from = detail::read_sequence(x);
-    if constexpr (Sequence<First>)
-      return record_into(KeysFrom::memory, x, from, Rows(detail::read_memory<B>(first)), extra...);
+    if constexpr (detail::has_value_rows<First, Extra...>)
+      return [&](const auto& values, auto&... rest) {
+        return record_into(KeysFrom::memory, x, from, detail::read_memory<B>(first, values), rest...);
+      }(extra...);
+    else if constexpr (Sequence<First>)
+      return record_into(KeysFrom::memory, x, from, detail::read_memory<B>(first), extra...);
     else if constexpr (detail::is_key_values<std::remove_const_t<First>> || detail::SourceArgument<First>)
       return record_into(KeysFrom::projection, x, from, first, extra...);
     else if constexpr (detail::LayerStepArgument<First>)
       return record_into(KeysFrom::cache, x, from, first, extra...);
     else
-      return record_into(KeysFrom::x, x, from, from, first, extra...);
+      return record_into(KeysFrom::x, x, from, detail::read_memory<B>(x), first, extra...);
   }
 
   template <class X, class Memory, class... Extra>
@@ -192,7 +213,8 @@ template <class T, Backend B, class Policies> class RecordingLayer : public Proj
         names, heads, q, detail::recorded_source(names, q, made, memory, given.ragged), mask, scores, sink_.there(),
         given, scope.frame);
     const detail::NamedArray read[] = {{"x", detail::footprint(x)},
-                                       {"the memory", detail::footprint(made.rows)},
+                                       {"the memory", detail::footprint(made.rows.keys)},
+                                       {"the memory", detail::footprint(made.rows.values)},
                                        {"the keys", detail::footprint(made.key)},
                                        {"the values", detail::footprint(made.value)},
                                        {"the Sink", detail::footprint(checked.sink.data, checked.sink.size)}};

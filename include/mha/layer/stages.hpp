@@ -16,11 +16,13 @@
 #include "../checked_call.hpp"
 #include "../core/check.hpp"
 #include "../core/copy.hpp"
+#include "../core/overlap.hpp"
 #include "../policy/call_shape.hpp"
 #include "../policy/mask.hpp"
 #include "../policy/position.hpp"
 #include "config.hpp"
 #include "key_values.hpp"
+#include "memory_rows.hpp"
 #include "products.hpp"
 
 /// What a layer does between its products, on whatever machine: where Q, K and V lie, norm, position, gates.
@@ -49,10 +51,15 @@ std::array<TensorView<T, 4>, Count> head_buffers(Frame& frame, Index batch, Inde
   return buffers;
 }
 
-/// Rows still to be projected, as (B, L, E), or keys and values already made, as they are.
-template <class B, Sequence Memory> TensorView<const ScalarOf<Memory>, 3> read_memory(const Memory& memory) {
-  check_memory_of<B, Memory>();
-  return read_sequence(memory);
+/// Rows still to be projected, or keys and values already made, as they are.
+template <class B, Sequence Keys, Sequence Values>
+MemoryRows<ScalarOf<Keys>> read_memory(const Keys& keys, const Values& values) {
+  check_memory_of<B, Keys>();
+  check_memory_of<B, Values>();
+  return {read_sequence(keys), read_sequence(values)};
+}
+template <class B, Sequence Memory> MemoryRows<ScalarOf<Memory>> read_memory(const Memory& memory) {
+  return read_memory<B>(memory, memory);
 }
 template <class B, class T, class Owner> const KeyValues<T, Owner>& read_memory(const KeyValues<T, Owner>& memory) {
   return memory;
@@ -61,8 +68,9 @@ template <class B, class T, class Owner> const KeyValues<T, Owner>& read_memory(
 template <class B, KvSource Source> const Source& read_memory(const Source& source) { return source; }
 
 /// What the messages of a layer call name its tensors: as attention names them, they would be the layer's own.
-template <class T> CallNames layer_names(const TensorView<const T, 3>& x, const TensorView<const T, 3>& memory) {
-  const char* const rows = same_view(x, memory) ? "x" : "memory";
+template <class T> CallNames layer_names(const TensorView<const T, 3>& x, const MemoryRows<T>& memory) {
+  if (!memory.same()) return {"layer", "x", "key", "value"};
+  const char* const rows = same_view(x, memory.keys) ? "x" : "memory";
   return {"layer", "x", rows, rows};
 }
 template <class T, class Owner> CallNames layer_names(const TensorView<const T, 3>&, const KeyValues<T, Owner>&) {
@@ -77,28 +85,39 @@ template <class T> struct Projected {
   TensorView<T, 4> q;
   TensorView<const T, 4> key, value;
   TensorView<T, 4> to_key{}, to_value{};  // null data: nothing to make
-  TensorView<const T, 3> rows{};
+  MemoryRows<T> rows{};
   TensorView<T, 4> q_before_norm{}, key_before_norm{};  // null data: not wanted
 };
 
-/// Buffers for queries from x and for keys, and values if wanted, from the rows of memory.
+/// Buffers for queries from x and for keys, and values if wanted, from the rows of memory: side by side, where the
+/// backend has it so, what one product makes.
 template <class B, class T, class Frame>
-Projected<T> projected(const Config& c, const TensorView<const T, 3>& x, const TensorView<const T, 3>& memory,
-                       bool values, Frame& frame) {
-  constexpr bool beside = parts_beside<B>;
+Projected<T> projected(const Config& c, const TensorView<const T, 3>& x, const MemoryRows<T>& memory, bool values,
+                       Frame& frame) {
   const HeadSizes q{c.num_heads, c.head_dim}, k{c.num_kv_heads, c.head_dim},
       v{values ? c.num_kv_heads : 0, values ? c.value_dim : 0};
-  Projected<T> p;
-  if (same_view(x, memory)) {
-    const auto all = head_buffers<T, beside>(frame, x.extent[0], x.extent[1], {q, k, v});
-    p = {all[0], all[1], all[2], all[1], all[2], memory};
+  const auto buffers = [&](const TensorView<const T, 3>& rows, const auto&... sizes) {
+    return head_buffers<T, parts_beside<B>>(frame, rows.extent[0], rows.extent[1], {sizes...});
+  };
+  const bool self = same_view(x, memory.keys), together = !values || memory.same();
+  TensorView<T, 4> query, key, value;
+  if (self && together) {
+    const auto all = buffers(x, q, k, v);
+    query = all[0], key = all[1], value = all[2];
+  } else if (self) {
+    const auto both = buffers(x, q, k);
+    query = both[0], key = both[1];
   } else {
-    const auto queries = head_buffers<T, beside>(frame, x.extent[0], x.extent[1], {q});
-    const auto both = head_buffers<T, beside>(frame, memory.extent[0], memory.extent[1], {k, v});
-    p = {queries[0], both[0], both[1], both[0], both[1], memory};
+    query = buffers(x, q)[0];
+    if (together) {
+      const auto both = buffers(memory.keys, k, v);
+      key = both[0], value = both[1];
+    } else {
+      key = buffers(memory.keys, k)[0];
+    }
   }
-  if (!values) p.to_value = {};
-  return p;
+  if (!together) value = buffers(memory.values, v)[0];
+  return {query, key, value, key, values ? value : TensorView<T, 4>{}, memory};
 }
 template <class B, class T, class Owner, class Frame>
 Projected<T> projected(const Config& c, const TensorView<const T, 3>& x, const KeyValues<T, Owner>& memory, bool,
@@ -113,10 +132,15 @@ Projected<T> projected(const Config& c, const TensorView<const T, 3>& x, const S
 }
 
 /// Checks where the rows are that keys and values are made from, or, of those that are made already, where they are.
+template <class B, class T>
+void require_rows_reachable(const B& backend, const char* call, const MemoryRows<T>& memory) {
+  require_reachable(backend, call, memory.same() ? "memory" : "key", memory.keys);
+  require_reachable(backend, call, "value", memory.values);
+}
 template <class B, class T, class Memory, class Kv>
-void require_memory_reachable(const B& backend, const TensorView<const T, 3>& rows, const Memory&, const Kv& kv) {
-  require_reachable(backend, "layer", "memory", rows);
-  if constexpr (!std::is_same_v<Memory, TensorView<const T, 3>>) require_source_reachable(backend, "layer", kv);
+void require_memory_reachable(const B& backend, const MemoryRows<T>& rows, const Memory&, const Kv& kv) {
+  require_rows_reachable(backend, "layer", rows);
+  if constexpr (!std::is_same_v<Memory, MemoryRows<T>>) require_source_reachable(backend, "layer", kv);
 }
 
 /// x normalised, in place; nothing if the norm has no weights.

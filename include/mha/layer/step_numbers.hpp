@@ -105,8 +105,8 @@ struct StepNumbers {
     for (std::size_t i = 0; i < kept.size(); ++i) {
       require(kept[i] >= 0 && kept[i] < rows, "commit: row ", kept[i], " is outside [0, ", rows,
               "), the rows of the step");
-      require(i == 0 || kept[i - 1] < kept[i], "commit: row ", kept[i], " is named after row ", kept[i - 1],
-              ", expected ascending rows");
+      const Index before = i == 0 ? -1 : kept[i - 1];
+      require(before < kept[i], "commit: row ", kept[i], " is named after row ", before, ", expected ascending rows");
     }
   }
   /// Takes from the growths the rows that are not kept. The others close up behind what their sequences had, by copies

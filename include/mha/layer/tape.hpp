@@ -88,7 +88,8 @@ template <class T> struct HeadGradients {
   LongSum<Accumulator<T>>* sink = nullptr;
   BiasTo<T> bias{};
   ScoreTo score{};
-  NamedArray results[2] = {{"dx", {}}, {"d_memory", {}}};  ///< which overlap no AdditiveBias of the call
+  NamedArray results[3] = {
+      {"dx", {}}, {"d_memory", {}}, {"d_values", {}}};  ///< which overlap no AdditiveBias of the call
 };
 
 /// The keys and values of a recorded call in its backward pass.
@@ -164,7 +165,7 @@ class PoliciesOf final : public RecordedPolicies<T, B> {
     require(has_bias || !heads.bias.wanted(), "backward: BiasGradient is given, but the call on the tape has ",
             count_biases<Both>, " AdditiveBiases, expected 1");
     for (const NamedArray& result :
-         {heads.results[0], heads.results[1], NamedArray{"the ScoreGradient", heads.score.at}})
+         {heads.results[0], heads.results[1], heads.results[2], NamedArray{"the ScoreGradient", heads.score.at}})
       require(!has_bias_in(score_, result.at), "backward: ", result.name,
               " overlaps the AdditiveBias of the call on the tape");
     if (heads.score.to != nullptr) {
@@ -313,7 +314,8 @@ template <class T, class B> class LayerTape {
   void require_reachable(const B& backend) const {
     arrays_.require_reachable(backend, "backward");
     detail::require_reachable(backend, "backward", "x", recorded_.x);
-    detail::require_reachable(backend, "backward", "memory", recorded_.memory);
+    detail::require_reachable(backend, "backward", "memory", recorded_.memory.keys);
+    detail::require_reachable(backend, "backward", "memory", recorded_.memory.values);
     detail::require_reachable(backend, "backward", "the keys", recorded_.key);
   }
 

@@ -163,16 +163,25 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Reco
   ///           size is not the memory's, or a result overlaps another, or what is read
   template <class... Extra>
   auto backward(const KeyValueGradients& d, const MemoryTape<T, B>& tape, Extra&&... extra) const {
-    if constexpr (!differentiates() || !detail::check_block_backward_arguments<Gradients, Extra...>()) {
+    if constexpr (!differentiates() || !detail::check_memory_backward_arguments<Gradients, Extra...>()) {
       return detail::Refused{};
     } else {
       const B& backend = detail::backend_or(backend_, extra...);
       Workspace own;
       Workspace& workspace = detail::workspace_or(own, extra...);
       Gradients* const gradients = detail::find_gradients<Gradients>(extra...);
-      return detail::gradient_of_rows<Rows, T>(
-          backend, tape.call_.memory, config_.kv_model,
-          [&](const auto& d_memory) { back_memory(d, tape, gradients, d_memory, backend, workspace); }, extra...);
+      const auto to = [&](const detail::MemoryTo<T>& d_memory) {
+        back_memory(d, tape, gradients, d_memory, backend, workspace);
+      };
+      if constexpr ((detail::MemoryIntoArgument<Extra> || ...))
+        to(detail::find_memory_into<T>(extra...));
+      else
+        return detail::gradient_of_rows<Rows, T>(
+            backend, tape.call_.memory.keys, config_.kv_model,
+            [&](const detail::RowGradient<T>& d_memory) {
+              to({d_memory, true});
+            },
+            extra...);
     }
   }
   // Refused in one sentence.
@@ -221,7 +230,7 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Reco
     const Rows& x = recorded.x;
     detail::require_gradient_rows("x", x, "dy", dy, this->output_width());
     detail::require_gradient_rows("x", x, "dx", dx, config_.d_model);
-    detail::require_beside_gradients(recorded, given, config_.kv_model);
+    detail::require_beside_gradients(recorded, given, config_);
     if (gradients != nullptr) {
       detail::require_gradients("backward", detail::shapes_of(*gradients), shapes());
       if constexpr (trains) detail::require_score_gradients("backward", score_.own(), detail::shaped(*gradients).score);
@@ -231,13 +240,14 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Reco
 
   MHA_NO_INLINE void back(const Rows& dy, const Tape& tape, Gradients* gradients, const detail::RowGradient<T>& d_x,
                           const Given& given, const B& backend, Workspace& workspace) const {
-    const TensorView<T, 3>&dx = d_x.to, &d_memory = given.memory.to;
+    const TensorView<T, 3>&dx = d_x.to, &d_memory = given.memory.to, &d_values = given.memory.values.to;
     const auto d_log_sum_exp = given.d_log_sum_exp.value_or(TensorView<const A, 3>{});
     check_backward(dy, tape, gradients, dx, given);
     detail::require_supported(backend, "backward");
     tape.require_reachable(backend);
     detail::require_backward_reachable(backend, dy, dx, detail::memory_of_given(gradients));
     detail::require_reachable(backend, "backward", "d_memory", d_memory);
+    detail::require_reachable(backend, "backward", "d_values", d_values);
     detail::require_reachable(backend, "backward", "LogSumExpGradient", d_log_sum_exp);
     detail::require_reachable(backend, "backward", "the KeyValueGradients' key", given.key_values.key);
     detail::require_reachable(backend, "backward", "the KeyValueGradients' value", given.key_values.value);
@@ -249,10 +259,11 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Reco
     const auto w = products_.readable(backend, parameters_.views(), parameters_.packed_only(),
                                       parameters_.layout(static_cast<const T*>(nullptr)), scope.frame);
     detail::BackwardTensors<T> tensors{recorded, dy, d_x, given.memory, {}, {}, {}, {}, {}};
+    tensors.d_memory.apart = given.memory.apart || !recorded.memory.same();
     tensors.key_values = given.key_values;
     tensors.of_bias = given.bias.wanted();
     tensors.gated = detail::gated_rows<B, Concat, T>(recorded.heads, w.gate, scope.frame, scope.items);
-    const Index *const x = recorded.x.extent, *const memory = recorded.memory.extent;
+    const Index *const x = recorded.x.extent, *const memory = recorded.memory.keys.extent;
     tensors.d_heads = detail::head_buffers<T, false>(scope.frame, x[0], x[1], {heads})[0];
     // Side by side, so that one product makes all gradients of what comes from the same rows.
     if (recorded.keys == detail::KeysFrom::x || recorded.keys == detail::KeysFrom::cache) {
@@ -262,7 +273,9 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Reco
       tensors.d_q = detail::head_buffers<A, true>(scope.frame, x[0], x[1], {q})[0];
     }
     if (recorded.keys == detail::KeysFrom::memory) {
-      const auto both = detail::head_buffers<A, true>(scope.frame, memory[0], memory[1], {k, v});
+      const auto both = tensors.d_memory.apart
+                            ? detail::head_buffers<A, false>(scope.frame, memory[0], memory[1], {k, v})
+                            : detail::head_buffers<A, true>(scope.frame, memory[0], memory[1], {k, v});
       tensors.d_key = both[0], tensors.d_value = both[1];
     }
     const bool passes = recorded.keys == detail::KeysFrom::cache || given.key_values.given;
@@ -279,28 +292,29 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Reco
       key = tensors.d_all_key, value = tensors.d_all_value;
     else if (recorded.made_keys())
       key = tensors.d_key, value = tensors.d_value;
-    const detail::HeadGradients<T> attention{
-        recorded.q,
-        recorded.key,
-        recorded.value,
-        recorded.heads,
-        tensors.d_heads,
-        recorded.key_offsets,
-        d_log_sum_exp,
-        tensors.d_q,
-        key,
-        value,
-        steps.sinks(),
-        given.bias,
-        given.score,
-        {{"dx", detail::footprint(dx)}, {"d_memory", detail::footprint(d_memory)}}};
+    const detail::HeadGradients<T> attention{recorded.q,
+                                             recorded.key,
+                                             recorded.value,
+                                             recorded.heads,
+                                             tensors.d_heads,
+                                             recorded.key_offsets,
+                                             d_log_sum_exp,
+                                             tensors.d_q,
+                                             key,
+                                             value,
+                                             steps.sinks(),
+                                             given.bias,
+                                             given.score,
+                                             {{"dx", detail::footprint(dx)},
+                                              {"d_memory", detail::footprint(d_memory)},
+                                              {"d_values", detail::footprint(d_values)}}};
     tape.policies_.get()->backward(backend, tape.attention_, attention, steps, scope.workspace);
   }
 
   MHA_NO_INLINE void back_memory(const KeyValueGradients& d, const MemoryTape<T, B>& tape, Gradients* gradients,
-                                 const detail::RowGradient<T>& d_memory, const B& backend, Workspace& workspace) const {
+                                 const detail::MemoryTo<T>& d_memory, const B& backend, Workspace& workspace) const {
     const Config& c = config_;
-    const Rows& memory = tape.call_.memory;
+    const auto& memory = tape.call_.memory;
     detail::require(tape.recorded(),
                     "backward: nothing was recorded on the tape: call project_memory(memory, tape) "
                     "first");
@@ -308,28 +322,31 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Reco
                     "backward: the tape was recorded with other weights: by another layer, or before this one's last "
                     "update() or borrow()");
     require_trainable("backward");
-    detail::require_gradient_rows("memory", memory, "d_memory", d_memory.to, c.kv_model);
+    detail::require_memory_to("the project_memory() on the tape", memory, d_memory, c);
     const auto key = d.key.view(), value = d.value.view();
     const RowPositions here = tape.call_.rows();
-    const Index rows[] = {memory.extent[0], memory.extent[1]};
+    const Index rows[] = {memory.keys.extent[0], memory.keys.extent[1]};
     const detail::HeadSizes k{c.num_kv_heads, c.head_dim}, v{c.num_kv_heads, c.value_dim};
     detail::CallScope<B> scope(backend, workspace);
-    const auto own = detail::head_buffers<A, true>(scope.frame, rows[0], rows[1], {k, v});
+    const auto own = d_memory.apart ? detail::head_buffers<A, false>(scope.frame, rows[0], rows[1], {k, v})
+                                    : detail::head_buffers<A, true>(scope.frame, rows[0], rows[1], {k, v});
     detail::require_key_value_gradients<TensorView<A, 4>>("the memory", here.sequences, here.longest, own[0], own[1],
                                                           key, value);
     if (gradients != nullptr) detail::require_gradients("backward", detail::shapes_of(*gradients), shapes());
     const auto numbers = detail::memory_of_given(gradients);
-    detail::require_own_memory("backward", "d_memory", d_memory.to, detail::axes_of_rows);
-    const detail::NamedArray read[] = {{"the memory", detail::footprint(memory)},
+    const detail::NamedArray read[] = {{"the memory", detail::footprint(memory.keys)},
+                                       {"the memory", detail::footprint(memory.values)},
                                        {"the KeyValueGradients' key", detail::footprint(key)},
                                        {"the KeyValueGradients' value", detail::footprint(value)}},
-                             written[] = {{"d_memory", detail::footprint(d_memory.to)}};
+                             written[] = {detail::named_place(d_memory.apart ? "d_keys" : "d_memory", d_memory),
+                                          detail::named_place("d_values", d_memory.values, d_memory.to)};
     detail::require_written_apart(written, read, {"the gradients", detail::footprint(numbers)}, parameters_.views());
     detail::require_supported(backend, "backward");
     tape.arrays_.require_reachable(backend, "backward");
-    detail::require_reachable(backend, "backward", "the memory", memory);
+    detail::require_rows_reachable(backend, "backward", memory);
     detail::require_reachable(backend, "backward", "the KeyValueGradients' key", key);
     detail::require_reachable(backend, "backward", "the KeyValueGradients' value", value);
+    detail::require_reachable(backend, "backward", "d_values", d_memory.values.to);
     detail::require_backward_reachable(backend, Rows{}, d_memory.to, numbers);
     const RowPositions there = detail::staged_positions(here, scope.backend, scope.frame, scope.workspace);
     detail::RecordedTensors<T> recorded;

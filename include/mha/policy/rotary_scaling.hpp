@@ -90,9 +90,11 @@ struct Llama3Scaling {
 /// makes the softmax sharper.
 ///
 /// Formula   (1 − t) · f + t · f / factor,  t = clamp((i − i_fast) / (i_slow − i_fast), 0, 1) for pair i, where pair
-///           i_n = r · ln(original_length / 2πn) / (2 · ln base) turns n times; x is multiplied by attention_factor
+///           i_n = r · ln(original_length / 2πn) / (2 · ln base) turns n times, i_fast at least 0 and i_slow at most
+///           r − 1; x is multiplied by attention_factor
 /// Errors    ShapeError as the others, and if base is not above 1
-/// Source    Peng et al. 2023, §3.2 to 3.4, eqs. 17 to 22; `rounded` and the factor as in Hugging Face's transformers
+/// Source    Peng et al. 2023, §3.2 to 3.4, eqs. 17 to 22; the bounds of i_fast and i_slow, `rounded` and the factor as
+///           in Hugging Face's transformers
 struct YarnScaling {
   static constexpr const char* name = "YarnScaling";
   Required<double> factor, original_length;

@@ -110,16 +110,6 @@ TEST(Rows, AResidualIsReadWhereItIsUnlessItIsOverwrittenFirst) {
     }
 }
 
-TEST(Rows, ViewsAreTheSameIfTheyShowTheSameElements) {
-  float memory[24] = {};
-  const auto a = mha::view(memory, 2, 3, 4);
-  EXPECT_TRUE(mha::detail::same_view(a, a));
-  EXPECT_FALSE(mha::detail::same_view(a, mha::view(memory, 2, 4, 3)));
-  EXPECT_FALSE(mha::detail::same_view(a, mha::view(memory + 1, 2, 3, 4)));
-  EXPECT_FALSE(mha::detail::same_view(a, mha::view(memory, 1, 3, 4)));
-  EXPECT_FALSE(mha::detail::same_view(a, mha::TensorView<float, 3>{memory, {2, 3, 4}, {4, 8, 1}}));
-}
-
 TEST(Rows, ResultsOfAProjectionAreRowsOfTheSameMemory) {
   mha::Tensor<float, 1> memory(2 * 3 * 4 * 5);
   const auto rows = mha::detail::rows_of(mha::view_blhd(memory.data(), 2, 3, 4, 5));

@@ -21,6 +21,16 @@ using mha::detail::footprint;
 using mha::detail::share_elements;
 using View3 = TensorView<double, 3>;
 
+TEST(Overlap, ViewsAreTheSameIfTheyShowTheSameElements) {
+  float memory[24] = {};
+  const auto a = mha::view(memory, 2, 3, 4);
+  EXPECT_TRUE(mha::detail::same_view(a, a));
+  EXPECT_FALSE(mha::detail::same_view(a, mha::view(memory, 2, 4, 3)));
+  EXPECT_FALSE(mha::detail::same_view(a, mha::view(memory + 1, 2, 3, 4)));
+  EXPECT_FALSE(mha::detail::same_view(a, mha::view(memory, 1, 3, 4)));
+  EXPECT_FALSE(mha::detail::same_view(a, mha::TensorView<float, 3>{memory, {2, 3, 4}, {4, 8, 1}}));
+}
+
 TEST(Overlap, ViewsShareElementsOrInterleave) {
   // Against every pair of elements, for all sizes and strides that are small.
   static double memory[512];

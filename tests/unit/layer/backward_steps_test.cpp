@@ -16,7 +16,8 @@ TEST(LayerBackwardSteps, HandTheGradientOfTheRowsToTheHeads) {
   const mha::NoNorm norm;
   const mha::NoPosition position;
   mha::detail::RecordedTensors<float> recorded;
-  recorded.x = recorded.memory = std::as_const(x).view();
+  recorded.x = std::as_const(x).view();
+  recorded.memory = {recorded.x, recorded.x};
   mha::detail::BackwardTensors<float> tensors{recorded, std::as_const(dy).view(), {dx.view()}, {}, {}, {}, {}, {}, {}};
   tensors.d_heads = mha::view(d_memory.data(), 1, 3, 2, 2);
   const mha::Reference backend;

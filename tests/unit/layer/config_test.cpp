@@ -27,6 +27,8 @@ TEST(Config, DerivesWhatIsNotGiven) {
   EXPECT_EQ(c.head_dim, 64);
   EXPECT_EQ(c.value_dim, 64);
   EXPECT_EQ(c.kv_model, 512);
+  EXPECT_EQ(c.value_model, 512);
+  EXPECT_EQ(completed({.d_model = 512, .num_heads = 8, .kv_model = 6}).value_model, 6);
   EXPECT_FALSE(c.bias);
   EXPECT_FALSE(c.scale.has_value());
   EXPECT_EQ(c.query_width(), 512);
@@ -41,10 +43,12 @@ TEST(Config, KeepsWhatIsGiven) {
                                                           .head_dim = 4,
                                                           .value_dim = 5,
                                                           .kv_model = 7,
+                                                          .value_model = 9,
                                                           .bias = true,
                                                           .scale = 0.25});
   EXPECT_EQ(c.num_kv_heads, 3);
   EXPECT_EQ(c.kv_model, 7);
+  EXPECT_EQ(c.value_model, 9);
   EXPECT_TRUE(c.bias);
   EXPECT_EQ(c.scale, 0.25);
   EXPECT_EQ(c.query_width(), 24);
@@ -92,6 +96,8 @@ TEST(Config, ErrorsNameTheSizeAndItsValue) {
   EXPECT_EQ(error_of({.d_model = 8, .num_heads = 2, .value_dim = -4}),
             "Config: value_dim is -4, it must be at least 1");
   EXPECT_EQ(error_of({.d_model = 8, .num_heads = 2, .kv_model = -4}), "Config: kv_model is -4, it must be at least 1");
+  EXPECT_EQ(error_of({.d_model = 8, .num_heads = 2, .value_model = -4}),
+            "Config: value_model is -4, it must be at least 1");
 }
 
 TEST(Config, ErrorsNameTheSizesThatDoNotFit) {
@@ -124,11 +130,16 @@ TEST(Config, MatricesThatNoMemoryHoldsAreErrors) {
   EXPECT_EQ(error_of({.d_model = most, .num_heads = 1}), "Config: d_model is 2147483647, the limit is 1073741823");
   EXPECT_EQ(error_of({.d_model = 1, .num_heads = 1, .kv_model = longest + 1}),
             "Config: kv_model is 1073741824, the limit is 1073741823");
+  EXPECT_EQ(error_of({.d_model = 1, .num_heads = 1, .value_model = longest + 1}),
+            "Config: value_model is 1073741824, the limit is 1073741823");
   EXPECT_EQ(error_of({.d_model = longest, .num_heads = 1}),
             "Config: the matrix of d_model and all heads is (1073741823, 1073741823), more than 36028797018963967 "
             "elements, an empty axis counted as 1");
-  EXPECT_EQ(error_of({.d_model = 1, .num_heads = 1, .value_dim = longest, .kv_model = longest}),
+  EXPECT_EQ(error_of({.d_model = 1, .num_heads = 1, .head_dim = longest, .value_dim = 1, .kv_model = longest}),
             "Config: the matrix of kv_model and all key/value heads is (1073741823, 1073741823), more than "
+            "36028797018963967 elements, an empty axis counted as 1");
+  EXPECT_EQ(error_of({.d_model = 1, .num_heads = 1, .value_dim = longest, .value_model = longest}),
+            "Config: the matrix of value_model and all key/value heads is (1073741823, 1073741823), more than "
             "36028797018963967 elements, an empty axis counted as 1");
   EXPECT_EQ(error_of({.d_model = 1 << 27, .num_heads = 1}), "");
 }

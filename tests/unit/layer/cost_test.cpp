@@ -79,6 +79,11 @@ TEST(Cost, FollowsTheGeneralFormulas) {
   EXPECT_EQ(cost.total_flop(), cost.projection.flop + cost.attention_flop() + cost.output.flop);
   EXPECT_EQ(cost.cache_elements, B * Lk * 2 * (5 + 3));
   EXPECT_EQ(cost.activation_elements, B * (Lq * 6 * (5 + 3) + Lk * 2 * (5 + 3)));
+  Config apart = c;
+  apart.value_model = 9;
+  EXPECT_EQ(mha::cost(apart, B, Lq, Lk).parameters(), q + k + 9 * 2 * 3 + o);
+  EXPECT_EQ(mha::cost(apart, B, Lq, Lk).projection.bytes,
+            4 * (q + k + 9 * 2 * 3 + B * Lq * (20 + 6 * 5) + B * Lk * (14 + 9 + 2 * (5 + 3))));
   Config with_bias = c;
   with_bias.bias = true;
   EXPECT_EQ(mha::cost(with_bias, B, Lq, Lk).parameters(), cost.parameters() + 6 * 5 + 2 * 5 + 2 * 3 + 20);

@@ -84,13 +84,14 @@ template <class View> Eigen::RowVectorXd row(const View& v) {
 
 /// The layer by its formula: one head after the other, every matrix written out.
 template <class Layer, class Visible>
-RowMatrix by_formula(const Layer& layer, const RowMatrix& x, const RowMatrix& memory, Visible&& visible) {
+RowMatrix by_formula(const Layer& layer, const RowMatrix& x, const RowMatrix& keys, const RowMatrix& values,
+                     Visible&& visible) {
   const Config& c = layer.config();
   const auto p = layer.parameters();
   RowMatrix heads(x.rows(), c.num_heads * c.value_dim);
   for (int h = 0; h < c.num_heads; ++h) {
     const int g = h / (c.num_heads / c.num_kv_heads);
-    RowMatrix q = x * dense(p.query.head(h)), k = memory * dense(p.key.head(g)), v = memory * dense(p.value.head(g));
+    RowMatrix q = x * dense(p.query.head(h)), k = keys * dense(p.key.head(g)), v = values * dense(p.value.head(g));
     if (c.bias) {
       q.rowwise() += row(p.query.head_bias(h));
       k.rowwise() += row(p.key.head_bias(g));
@@ -107,6 +108,10 @@ RowMatrix by_formula(const Layer& layer, const RowMatrix& x, const RowMatrix& me
   RowMatrix y = heads * dense(p.output.matrix());
   if (c.bias) y.rowwise() += row(p.output.bias);
   return y;
+}
+template <class Layer, class Visible>
+RowMatrix by_formula(const Layer& layer, const RowMatrix& x, const RowMatrix& memory, Visible&& visible) {
+  return by_formula(layer, x, memory, memory, visible);
 }
 constexpr auto all_visible = [](int, int) { return true; };
 constexpr auto causal = [](int q, int k) { return k <= q; };
@@ -129,6 +134,63 @@ TYPED_TEST(LayerCall, IsTheFormulaWithEverySizeDifferent) {
   const RowMatrix y = layer(x, memory);
   expect_near(y, by_formula(layer, x, memory, causal), 1e-12);
   EXPECT_EQ(y.cols(), 10);
+}
+
+TYPED_TEST(LayerCall, KeysAndValuesOfDifferentRowsAreTheFormula) {
+  const Config config{.d_model = 7,
+                      .num_heads = 4,
+                      .num_kv_heads = 2,
+                      .head_dim = 3,
+                      .value_dim = 5,
+                      .kv_model = 6,
+                      .value_model = 2,
+                      .bias = true};
+  const RowMatrix x = random_rows("x", 4, 7), keys = random_rows("keys", 9, 6), values = random_rows("values", 9, 2);
+  const auto expect = [&](const auto& layer) {
+    const RowMatrix expected = by_formula(layer, x, keys, values, causal);
+    expect_near(layer(x, keys, values, mha::Causal{}), expected, 1e-12);
+    expect_near(layer(x, ColMatrix(keys), ColMatrix(values), mha::Causal{}), expected, 1e-12);
+    const auto projected = layer.project_memory(keys, values);
+    expect_near(layer(x, projected, mha::Causal{}), layer(x, keys, values, mha::Causal{}), 0);
+  };
+  expect(make<LayerOf<TypeParam, mha::GroupedQuery<2>>>(config));
+  expect(make<LayerOf<TypeParam, mha::GroupedQuery<2>, mha::PerHeadProjection>>(config));
+}
+
+TYPED_TEST(LayerCall, AnyOfThreeMayBeTheSameRows) {
+  const auto layer = make<LayerOf<TypeParam, mha::GroupedQuery<2>>>(
+      {.d_model = 8, .num_heads = 4, .head_dim = 3, .value_dim = 5, .bias = true});
+  const RowMatrix x = random_rows("x", 5, 8), m = random_rows("memory", 5, 8), copy_of_x = x, copy_of_m = m;
+  expect_near(layer(x, m, m), layer(x, m), 0);
+  expect_near(layer(x, x, x), layer(x), 0);
+  expect_near(layer(x, x, m), by_formula(layer, x, x, m, all_visible), 1e-12);  // positions in queries and keys alone
+  expect_near(layer(x, m, x), by_formula(layer, x, m, x, all_visible), 1e-12);
+  expect_near(layer(x, m, copy_of_m), layer(x, m), 1e-12);
+  expect_near(layer(x, x, m), layer(x, copy_of_x, m), 1e-12);
+  RowMatrix in_place = x;
+  layer(in_place, in_place, m, mha::residual(in_place), mha::into(in_place));
+  expect_near(in_place, layer(x, x, m) + x, 1e-12);
+}
+
+TYPED_TEST(LayerCall, KeysAndValuesOfOneSequenceServeAll) {
+  const auto layer = make<LayerOf<TypeParam, mha::GroupedQuery<1>, mha::Rotary<>>>(
+      {.d_model = 8, .num_heads = 2, .kv_model = 6, .value_model = 3});
+  const auto x = random_batch("x", 3, 4, 8), keys = random_batch("keys", 1, 5, 6),
+             values = random_batch("values", 1, 5, 3);
+  const auto y = layer(x, keys, values);
+  for (int b = 0; b < 3; ++b)
+    expect_near(sequence(y, b), layer(sequence(x, b), sequence(keys, 0), sequence(values, 0)), 1e-12);
+}
+
+TYPED_TEST(LayerCall, WeightsDoNotDependOnTheValues) {
+  const auto layer = make<LayerOf<TypeParam>>({.d_model = 8, .num_heads = 2, .kv_model = 6, .value_model = 3});
+  const auto x = random_batch("x", 2, 4, 8), keys = random_batch("keys", 2, 5, 6);
+  mha::Tensor<double, 3> values(2, 5, 3);
+  support::poison_all(values);
+  const auto weights = layer.attention_weights(x, keys, values);
+  EXPECT_EQ(support::differing(weights, layer.attention_weights(x, layer.project_memory(keys, values))), 0u);
+  const auto mean = layer.mean_attention_weights(x, keys, values);
+  EXPECT_NEAR(mean(1, 3, 4), (weights(1, 0, 3, 4) + weights(1, 1, 3, 4)) / 2, 1e-15);
 }
 
 TYPED_TEST(LayerCall, NoOutputReturnsTheHeads) {
@@ -341,6 +403,12 @@ TEST(Layer, TheSecondCallAllocatesNothing) {
   const int grown = workspace.allocations();
   layer(columns, workspace, mha::into(y));
   EXPECT_EQ(workspace.allocations(), grown);
+
+  const RowMatrix keys = random_rows("keys", 60, 32), values = random_rows("values", 60, 32);
+  layer(x, keys, values, workspace, mha::into(y));
+  const int apart = workspace.allocations();
+  layer(x, keys, values, workspace, mha::into(y));
+  EXPECT_EQ(workspace.allocations(), apart);
 
   mha::Workspace sized(bytes);
   layer(x, sized, mha::into(y));
@@ -895,10 +963,24 @@ TEST(Layer, ErrorsNameTheSizeAndWriteNothing) {
             "layer: x has length 3 but the residual has length 2");
   EXPECT_EQ(error(x, memory, mha::into(y), mha::residual(narrow)),
             "layer: the layer's output has width 8 but the residual has width 7");
+  const mha::Tensor<double, 3> values(2, 5, 6), shorter(2, 4, 6), alone(1, 5, 6), wider(2, 5, 8);
+  EXPECT_EQ(error(x, memory, shorter, mha::into(y)), "layer: key has length 5 but value has length 4");
+  EXPECT_EQ(error(x, memory, alone, mha::into(y)), "layer: key has batch 2 but value has batch 1");
+  EXPECT_EQ(error(x, alone, values, mha::into(y)), "layer: key has batch 1 but value has batch 2");
+  EXPECT_EQ(error(x, wider, values, mha::into(y)), "layer: key has width 8 but kv_model is 6");
+  EXPECT_EQ(error(x, memory, wider, mha::into(y)), "layer: value has width 8 but value_model is 6");
+  EXPECT_EQ(error(mha::Tensor<double, 3>(3, 3, 8), memory, values), "layer: x has batch 3 but key has batch 2");
+  EXPECT_EQ(error(x, memory, mha::view(static_cast<const double*>(nullptr), 2, 5, 6), mha::into(y)),
+            "layer: value has 60 elements but its data is null");
   EXPECT_EQ(support::differing(y, poisoned), 0U);
   EXPECT_EQ(support::differing(lse, poisoned_lse), 0U);
   EXPECT_EQ(mha_test::message_of<mha::ShapeError>([&] { static_cast<void>(layer.attention_weights(x)); }),
             "layer: x has width 8 but kv_model is 6");
+  const auto apart = make<LayerOf<>>({.d_model = 8, .num_heads = 2, .value_model = 5});
+  EXPECT_EQ(mha_test::message_of<mha::ShapeError>([&] { static_cast<void>(apart(x)); }),
+            "layer: x has width 8 but value_model is 5");
+  EXPECT_EQ(mha_test::message_of<mha::ShapeError>([&] { static_cast<void>(apart(x, wider)); }),
+            "layer: memory has width 8 but value_model is 5");
 }
 
 template <class... P> void expect_own_cost(const char* name, const Config& config, const P&... policies) {

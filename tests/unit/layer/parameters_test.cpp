@@ -447,6 +447,13 @@ TEST(Parameters, BorrowsTheViewsOfOthers) {
   Fused narrow(other);
   EXPECT_EQ(mha_test::message_of<mha::ShapeError>([&] { narrow.borrow(owner.views(), nullptr); }),
             "borrow: the key weights are (2, 7, 3), expected (2, 6, 3)");
+  other = sizes(true);
+  other.value_model = 6;
+  Fused of_values(other);
+  EXPECT_EQ(of_values.views().value.model(), 6);
+  EXPECT_EQ(of_values.size(), p.size() - 2 * 2);
+  EXPECT_EQ(mha_test::message_of<mha::ShapeError>([&] { of_values.borrow(owner.views(), nullptr); }),
+            "borrow: the value weights are (2, 7, 2), expected (2, 6, 2)");
   Fused plain(sizes(false));
   EXPECT_EQ(mha_test::message_of<mha::ShapeError>([&] { plain.borrow(owner.views(), nullptr); }),
             "borrow: the query bias is (4, 3), expected (0, 0): set .bias in the configuration, or that of this "

@@ -136,11 +136,74 @@ TEST(ProjectingLayer, WritesAMemoryToACache) {
   expect_rows(step, 1, 2, 1, 20);
 }
 
+/// Keys and values of different rows are those of each alone.
+TEST(ProjectingLayer, ProjectsKeysAndValuesOfDifferentRows) {
+  support::Random random("rows apart");
+  mha::Config sizes = config;
+  sizes.value_model = 5;
+  Layer layer(sizes);
+  layer.initialize(mha::XavierUniform{.seed = 6});
+  Tensor<double, 3> keys(2, 20, M), values(2, 20, 5);
+  random.fill(keys);
+  random.fill(values);
+  const std::vector<Index> origins{2, 0};
+  const auto made = layer.project_memory(keys, values, mha::Origin{origins});
+  Layer of_keys = drawn(7);
+  of_keys.update([&](auto& p) {
+    for (Index g = 0; g < 2; ++g)
+      for (Index e = 0; e < M; ++e)
+        for (Index d = 0; d < 4; ++d) p.key.heads(g, e, d) = layer.parameters().key.heads(g, e, d);
+  });
+  const auto expected = of_keys.project_memory(keys, mha::Origin{origins});
+  EXPECT_LT(support::largest_difference(made.key, expected.key), 1e-13);
+  for (Index b = 0; b < 2; ++b)
+    for (Index p = 0; p < 20; ++p)
+      for (Index g = 0; g < 2; ++g)
+        for (Index d = 0; d < 3; ++d) {
+          double sum = 0;
+          for (Index e = 0; e < 5; ++e) sum += values(b, p, e) * layer.parameters().value.heads(g, e, d);
+          EXPECT_NEAR(made.value(b, p, g, d), sum, 1e-13);
+        }
+
+  auto cache = mha::make_cache(layer, mha::Contiguous{.length = 20}, {.sequences = 2});
+  const std::vector<mha::SequenceId> ids{cache.add(), cache.add()};
+  const auto at_0 = layer.project_memory(keys, values);
+  {
+    auto step = cache.step(ids, 20);
+    layer.project_memory(keys, values, step[0], mha::Cpu{});
+    step.commit();
+  }
+  const auto step = cache.step(ids, 0);
+  const auto source = step.source(0);
+  for (Index b = 0; b < 2; ++b)
+    for (Index p = 0; p < 20; ++p)
+      for (Index g = 0; g < 2; ++g) {
+        const auto run = source.run(b, g, p, p + 1);
+        for (Index d = 0; d < 4; ++d) EXPECT_EQ(support::bits(run.key[d]), support::bits(at_0.key(b, p, g, d)));
+        for (Index d = 0; d < 3; ++d) EXPECT_EQ(support::bits(run.value[d]), support::bits(at_0.value(b, p, g, d)));
+      }
+
+  const auto refused = [&](const auto& k, const auto& v, const auto&... extra) {
+    return message_of<mha::ShapeError>([&] { static_cast<void>(layer.project_memory(k, v, extra...)); });
+  };
+  const Tensor<double, 3> shorter(2, 19, 5), alone(1, 20, 5);
+  const std::vector<Index> offsets{0, 40};
+  EXPECT_EQ(refused(keys, shorter), "project_memory: key has length 20 but value has length 19");
+  EXPECT_EQ(refused(keys, alone), "project_memory: key has batch 2 but value has batch 1");
+  EXPECT_EQ(refused(keys, keys), "project_memory: memory has width 7 but value_model is 5");
+  EXPECT_EQ(refused(values, values), "project_memory: memory has width 5 but kv_model is 7");
+  EXPECT_EQ(refused(values, keys), "project_memory: key has width 5 but kv_model is 7");
+  EXPECT_EQ(message_of<mha::ShapeError>([&] { static_cast<void>(layer.project_memory(keys)); }),
+            "project_memory: memory has width 7 but value_model is 5");
+  EXPECT_NE(refused(keys, values, mha::Ragged{offsets}), "");
+}
+
 TEST(ProjectingLayer, AllocatesNothingInTheSteadyState) {
   support::Random random("steady");
   const Layer layer = drawn(3);
-  Tensor<double, 2> memory(20, M), x(2, E), y(2, E);
+  Tensor<double, 2> memory(20, M), values(20, M), x(2, E), y(2, E);
   random.fill(memory);
+  random.fill(values);
   random.fill(x);
   auto cache = mha::make_cache(layer, mha::Contiguous{.length = 20}, {.sequences = 2});
   mha::Workspace workspace;
@@ -152,6 +215,12 @@ TEST(ProjectingLayer, AllocatesNothingInTheSteadyState) {
     step.commit();
     layer(x, cache.step(id, 0).source(0), mha::into(y), workspace);
     cache.remove(id);
+    const mha::SequenceId other = cache.add();
+    {
+      auto of_two = cache.step(other, 20);
+      layer.project_memory(memory, values, of_two[0], workspace);
+    }
+    cache.remove(other);
     if (time == 0) allocations = workspace.allocations();
   }
   EXPECT_EQ(workspace.allocations(), allocations);

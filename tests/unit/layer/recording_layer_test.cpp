@@ -274,6 +274,71 @@ TEST(RecordedMemory, OfSequencesOfDifferentLengths) {
   expect_parameters(layer, g, loss);
 }
 
+TEST(RecordedMemory, OfKeysAndValuesOfDifferentRows) {
+  mha::Config c = sizes;
+  c.kv_model = 5;
+  c.value_model = 4;
+  Exact<mha::GroupedQuery<mha::Dynamic>, mha::Rotary<>, mha::QkNorm> layer(c);
+  draw(layer, "rows apart");
+  Rows keys = random_rows("keys apart", 2, 4, 5), values = random_rows("values apart", 2, 4, 4);
+  const Rows x = random_rows("x of rows apart", 2, 3, 6), dy = random_rows("dy of rows apart", 2, 3, 6);
+  const std::vector<Index> origins{3, -2};
+  const auto loss = [&] { return inner(dy, layer(x, layer.project_memory(keys, values, mha::Origin{origins}))); };
+  auto of_memory = layer.memory_tape();
+  auto tape = layer.tape();
+  const auto projected = layer.project_memory(keys, values, of_memory, mha::Origin{origins});
+  const auto plain = layer.project_memory(keys, values, mha::Origin{origins});
+  EXPECT_EQ(support::differing(projected.key, plain.key), 0u);
+  EXPECT_EQ(support::differing(projected.value, plain.value), 0u);
+  static_cast<void>(layer(x, projected, tape));
+  auto g = layer.gradients();
+  auto d = layer.key_value_gradients(2, 4);
+  static_cast<void>(layer.backward(dy, tape, g, d));
+  Rows d_keys(2, 4, 5), d_values = random_rows("what is at the values", 2, 4, 4);
+  const Rows there = d_values;
+  layer.backward(d, of_memory, g, mha::memory_into(d_keys, mha::add_to(d_values)));
+  for (std::size_t i = 0; i < d_values.size(); ++i) d_values.data()[i] -= there.data()[i];
+  expect_rows(keys.data(), d_keys.data(), keys.size(), loss);
+  expect_rows(values.data(), d_values.data(), values.size(), loss);
+  expect_parameters(layer, g, loss);
+
+  static_cast<void>(layer.project_memory(keys, values, of_memory));
+  const auto refusal = [&](auto&&... extra) {
+    return message_of([&] { static_cast<void>(layer.backward(d, of_memory, extra...)); });
+  };
+  const std::string one =
+      "backward: the project_memory() on the tape had keys and values of different rows: give "
+      "mha::memory_into(d_keys, d_values) for their gradients";
+  EXPECT_EQ(refusal(), one);
+  EXPECT_EQ(refusal(mha::into(d_keys)), one);
+  EXPECT_EQ(refusal(mha::memory_into(d_keys)), one);
+  EXPECT_EQ(refusal(mha::memory_into(d_keys, d_keys)), "backward: d_values has width 5, expected 4");
+  EXPECT_EQ(refusal(mha::memory_into(d_keys, values)), "backward: d_values overlaps the memory");
+  EXPECT_EQ(refusal(mha::memory_into(d_keys, mha::view(d_keys.data(), 2, 4, 4))), "backward: d_keys overlaps d_values");
+}
+
+/// A memory whose rows are both has one gradient or two.
+TEST(RecordedMemory, OfKeysAndValuesOfTheSameRows) {
+  Exact<mha::GroupedQuery<mha::Dynamic>> layer(sizes);
+  draw(layer, "same rows");
+  const Rows memory = random_rows("same rows memory", 1, 4, 6);
+  auto tape = layer.memory_tape();
+  static_cast<void>(layer.project_memory(memory, tape));
+  auto d = layer.key_value_gradients(1, 4);
+  support::Random random("same rows d");
+  random.fill(d.key);
+  random.fill(d.value);
+  Rows d_memory(1, 4, 6), d_keys(1, 4, 6), d_values(1, 4, 6), sum(1, 4, 6);
+  layer.backward(d, tape, mha::memory_into(d_memory));
+  EXPECT_EQ(support::differing(layer.backward(d, tape), d_memory), 0u);
+  layer.backward(d, tape, mha::memory_into(d_keys, d_values));
+  layer.backward(d, tape, mha::memory_into(sum, mha::add_to(sum)));
+  for (std::size_t i = 0; i < d_memory.size(); ++i) {
+    EXPECT_NEAR(d_memory.data()[i], d_keys.data()[i] + d_values.data()[i], 1e-12);
+    EXPECT_NEAR(d_memory.data()[i], sum.data()[i], 1e-12);
+  }
+}
+
 /// A position that turns nothing any more.
 struct Refusing {
   static constexpr mha::Role role = mha::Role::position;
@@ -295,8 +360,9 @@ TEST(RecordedMemory, AllocatesNothingTheSecondTime) {
   using Layer = mha::MultiHeadAttention<float, mha::Cpu, mha::QkNorm>;
   Layer layer({.d_model = 8, .num_heads = 2});
   layer.initialize(mha::XavierUniform{.seed = 1});
-  mha::Tensor<float, 3> memory(2, 9, 8), x(2, 3, 8), dy(2, 3, 8), y(2, 3, 8), dx(2, 3, 8), d_memory(2, 9, 8);
-  for (auto* rows : {&memory, &x, &dy}) support::Random("allocations").fill(*rows);
+  mha::Tensor<float, 3> memory(2, 9, 8), x(2, 3, 8), dy(2, 3, 8), y(2, 3, 8), dx(2, 3, 8), d_memory(2, 9, 8),
+      values(2, 9, 8), d_values(2, 9, 8);
+  for (auto* rows : {&memory, &values, &x, &dy}) support::Random("allocations").fill(*rows);
   auto tape = layer.tape();
   auto memory_tape = layer.memory_tape();
   auto g = layer.gradients();
@@ -307,6 +373,10 @@ TEST(RecordedMemory, AllocatesNothingTheSecondTime) {
     layer(x, projected, tape, mha::into(y), workspace);
     layer.backward(dy, tape, g, d, mha::into(dx), workspace);
     layer.backward(d, memory_tape, g, mha::into(d_memory), workspace);
+    static_cast<void>(layer.project_memory(memory, values, memory_tape, workspace));
+    layer.backward(d, memory_tape, g, mha::memory_into(d_memory, d_values), workspace);
+    layer(x, memory, values, tape, mha::into(y), workspace);
+    layer.backward(dy, tape, g, mha::into(dx), mha::memory_into(d_memory, mha::add_to(d_values)), workspace);
     d.clear();
   };
   turn();

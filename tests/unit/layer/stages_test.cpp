@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <cstddef>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -21,6 +22,11 @@ using mha::Index;
 using mha::Reference;
 using mha::TensorView;
 using mha::detail::HeadSizes;
+using mha::detail::MemoryRows;
+
+struct Beside : Reference {
+  static constexpr bool side_by_side = true;
+};
 
 TEST(Stages, BuffersLieOneAfterAnotherOrSideBySide) {
   mha::Workspace workspace;
@@ -48,12 +54,33 @@ TEST(Stages, KeysAndValuesLieApartFromQueriesOfOtherRows) {
   float numbers[24] = {};
   const TensorView<const float, 3> x = mha::view(numbers, 1, 3, 4), memory = mha::view(numbers, 1, 6, 4);
   const mha::Config config{.d_model = 4, .num_heads = 2, .num_kv_heads = 1, .head_dim = 3, .value_dim = 5};
-  const auto self = mha::detail::projected<Reference>(config, x, x, true, frame);
+  const auto self = mha::detail::projected<Reference>(config, x, MemoryRows<float>{x, x}, true, frame);
   EXPECT_EQ(self.q.length(), 3);
   EXPECT_EQ(self.to_value.dim(), 5);
-  const auto cross = mha::detail::projected<Reference>(config, x, memory, false, frame);
+  const auto cross = mha::detail::projected<Reference>(config, x, MemoryRows<float>{memory, memory}, false, frame);
   EXPECT_EQ(cross.key.length(), 6);
   EXPECT_EQ(cross.to_value.data, nullptr);
+}
+
+/// Side by side lies what one product makes: parts of neighbours that are made from the same rows.
+TEST(Stages, KeysAndValuesOfDifferentRowsLieApart) {
+  mha::Workspace workspace;
+  auto frame = workspace.frame();
+  const float numbers[24] = {};
+  const TensorView<const float, 3> x = mha::view(numbers, 1, 3, 4), a = mha::view(numbers, 1, 6, 4),
+                                   b = mha::view(numbers + 1, 1, 6, 3);
+  const mha::Config config{.d_model = 4, .num_heads = 2, .num_kv_heads = 1, .head_dim = 3, .value_dim = 5};
+  const auto rows = [&](const TensorView<const float, 3>& keys, const TensorView<const float, 3>& values) {
+    const auto made = mha::detail::projected<Beside>(config, x, MemoryRows<float>{keys, values}, true, frame);
+    EXPECT_EQ(made.to_key.length(), keys.extent[1]);
+    EXPECT_EQ(made.to_value.length(), values.extent[1]);
+    return std::vector<std::ptrdiff_t>{made.q.stride[1], made.to_key.stride[1], made.to_value.stride[1]};
+  };
+  EXPECT_EQ(rows(x, x), (std::vector<std::ptrdiff_t>{14, 14, 14}));
+  EXPECT_EQ(rows(a, a), (std::vector<std::ptrdiff_t>{6, 8, 8}));
+  EXPECT_EQ(rows(a, b), (std::vector<std::ptrdiff_t>{6, 3, 5}));
+  EXPECT_EQ(rows(x, b), (std::vector<std::ptrdiff_t>{9, 9, 5}));
+  EXPECT_EQ(rows(a, x), (std::vector<std::ptrdiff_t>{6, 3, 5}));
 }
 
 TEST(Stages, APolicyIsCheckedForTheLayersHeads) {

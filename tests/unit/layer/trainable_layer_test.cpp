@@ -105,6 +105,30 @@ void expect_cross(const char* name, Layer& layer, Index batch, Index queries, In
   expect_parameters(name, layer, g, loss);
 }
 
+/// The same with keys and values of different rows.
+template <class Layer, class... Extra>
+void expect_apart(const char* name, Layer& layer, Index batch, Index queries, Index length, const Extra&... extra) {
+  draw(layer, name);
+  const mha::Config& c = layer.config();
+  Rows x = random_rows(std::string(name) + " x", batch, queries, c.d_model);
+  Rows keys = random_rows(std::string(name) + " keys", batch, length, c.kv_model);
+  Rows values = random_rows(std::string(name) + " values", batch, length, c.value_model);
+  auto tape = layer.tape();
+  const auto y = layer(x, keys, values, tape, extra...);
+  EXPECT_EQ(support::differing(layer(x, keys, values, extra...), y), 0u) << name;
+  const Rows dy = random_rows(std::string(name) + " dy", batch, queries, y.extent(2));
+  auto g = layer.gradients();
+  Rows d_keys(batch, length, c.kv_model), d_values(batch, length, c.value_model);
+  support::poison_all(d_keys);
+  support::poison_all(d_values);
+  const Rows dx = layer.backward(dy, tape, g, mha::memory_into(d_keys, d_values));
+  const auto loss = [&] { return inner(dy, layer(x, keys, values, extra...)); };
+  expect_rows(name, "x", x, dx, loss);
+  expect_rows(name, "keys", keys, d_keys, loss);
+  expect_rows(name, "values", values, d_values, loss);
+  expect_parameters(name, layer, g, loss);
+}
+
 struct Bent {
   template <class T> T operator()(T s, Index, Index h, Index q, Index k) const {
     return mha::tanh(s * 0.5) * (1 + 0.25 * h) - 0.1 * mha::abs(q - k);
@@ -385,6 +409,114 @@ TEST(TrainableLayer, GradientsOfCrossAttention) {
   const Rows dx = same.backward(dy, two, h, mha::memory_into(d_memory));
   for (std::size_t i = 0; i < dx.size(); ++i) EXPECT_NEAR(dx.data()[i] + d_memory.data()[i], whole.data()[i], 1e-12);
   for (std::size_t i = 0; i < g.flat().size(); ++i) EXPECT_NEAR(g.flat()[i], h.flat()[i], 1e-12);
+}
+
+TEST(TrainableLayer, GradientsOfKeysAndValuesOfDifferentRows) {
+  Exact<mha::GroupedQuery<1>, mha::Rotary<>, mha::QkNorm> layer(
+      {.d_model = 4, .num_heads = 2, .head_dim = 4, .value_dim = 3, .kv_model = 5, .value_model = 2, .bias = true});
+  const std::vector<Index> lengths{4, 2};
+  expect_apart("apart", layer, 2, 3, 4, mha::Padding{lengths});
+  const std::vector<Index> queries{0, 3, 5}, keys{0, 1, 6};
+  expect_apart("apart, ragged", layer, 1, 5, 6, mha::Ragged{queries, keys});
+  Exact<mha::PerHeadProjection> heads({.d_model = 4, .num_heads = 2, .kv_model = 3});
+  expect_apart("apart, heads", heads, 2, 2, 3);
+}
+
+/// Positions in queries and keys alone: x = s + p, and values of s. The gradient of s is the sum of all three.
+TEST(TrainableLayer, GradientsOfSelfAttentionWithValuesOfOtherRows) {
+  Exact<mha::Rotary<>> layer({.d_model = 4, .num_heads = 2});
+  draw(layer, "positions");
+  Rows s = random_rows("s", 2, 3, 4);
+  const Rows p = random_rows("p", 2, 3, 4), dy = random_rows("positions dy", 2, 3, 4);
+  const std::vector<Index> at{0, 4, 1, 2, 2, 7};
+  const auto sum = [&] {
+    Rows x = s;
+    for (std::size_t i = 0; i < x.size(); ++i) x.data()[i] += p.data()[i];
+    return x;
+  };
+  const auto loss = [&] {
+    const Rows x = sum();
+    return inner(dy, layer(x, x, s, mha::Positions{at}));
+  };
+  const Rows x = sum();
+  auto tape = layer.tape();
+  static_cast<void>(layer(x, x, s, tape, mha::Positions{at}));
+  auto g = layer.gradients(), h = layer.gradients();
+  Rows d_keys(2, 3, 4), d_values(2, 3, 4), d_s(2, 3, 4);
+  const Rows dx = layer.backward(dy, tape, g, mha::memory_into(d_keys, d_values));
+  layer.backward(dy, tape, h, mha::into(d_s), mha::memory_into(mha::add_to(d_s), mha::add_to(d_s)));
+  for (std::size_t i = 0; i < dx.size(); ++i)
+    EXPECT_NEAR(d_s.data()[i], dx.data()[i] + d_keys.data()[i] + d_values.data()[i], 1e-12);
+  expect_rows("positions", "s", s, d_s, loss);
+  expect_parameters("positions", layer, g, loss);
+  for (std::size_t i = 0; i < g.flat().size(); ++i) EXPECT_EQ(g.flat()[i], h.flat()[i]);
+}
+
+/// Where all rows are the same, each of the three has a gradient of its own, if it is asked for.
+TEST(TrainableLayer, GradientsOfThreeTimesTheSameRows) {
+  Exact<> layer({.d_model = 4, .num_heads = 2});
+  draw(layer, "thrice");
+  const Rows x = random_rows("thrice x", 1, 3, 4), dy = random_rows("thrice dy", 1, 3, 4);
+  auto self = layer.tape(), three = layer.tape();
+  EXPECT_EQ(support::differing(layer(x, self), layer(x, x, x, three)), 0u);
+  auto g = layer.gradients(), h = layer.gradients();
+  const Rows whole = layer.backward(dy, self, g);
+  Rows d_keys(1, 3, 4), d_values(1, 3, 4), d_memory(1, 3, 4);
+  const Rows dx = layer.backward(dy, three, h, mha::memory_into(d_keys, d_values));
+  layer.backward(dy, three, mha::memory_into(d_memory));
+  for (std::size_t i = 0; i < dx.size(); ++i) {
+    EXPECT_NEAR(dx.data()[i] + d_keys.data()[i] + d_values.data()[i], whole.data()[i], 1e-12);
+    EXPECT_NEAR(d_keys.data()[i] + d_values.data()[i], d_memory.data()[i], 1e-12);
+  }
+  for (std::size_t i = 0; i < g.flat().size(); ++i) EXPECT_NEAR(g.flat()[i], h.flat()[i], 1e-12);
+}
+
+TEST(TrainableLayer, RefusesPlacesThatDoNotFitKeysAndValues) {
+  Exact<> layer({.d_model = 4, .num_heads = 2, .value_model = 3});
+  draw(layer, "places");
+  Rows x = random_rows("places x", 1, 3, 4), keys = random_rows("places keys", 1, 5, 4),
+       values = random_rows("places values", 1, 5, 3);
+  const Rows dy = random_rows("places dy", 1, 3, 4);
+  auto tape = layer.tape();
+  static_cast<void>(layer(x, keys, values, tape));
+  auto g = layer.gradients();
+  Rows dx(1, 3, 4), d_keys(1, 5, 4), d_values(1, 5, 3);
+  const auto refusal = [&](auto&&... extra) {
+    return message_of([&] { layer.backward(dy, tape, g, mha::into(dx), extra...); });
+  };
+  EXPECT_EQ(refusal(),
+            "backward: the call on the tape had a memory: give mha::memory_into(d_keys, d_values) for the "
+            "gradients of its rows");
+  EXPECT_EQ(refusal(mha::memory_into(d_keys)),
+            "backward: the call on the tape had keys and values of different rows: give mha::memory_into(d_keys, "
+            "d_values) for their gradients");
+  EXPECT_EQ(refusal(mha::memory_into(d_values, d_keys)), "backward: d_keys has width 3, expected 4");
+  EXPECT_EQ(refusal(mha::memory_into(d_keys, d_keys)), "backward: d_values has width 4, expected 3");
+  EXPECT_EQ(refusal(mha::memory_into(x, d_values)), "backward: key has length 5 but d_keys has length 3");
+  EXPECT_EQ(refusal(mha::memory_into(d_keys, x)), "backward: value has length 5 but d_values has length 3");
+  EXPECT_EQ(refusal(mha::memory_into(keys, d_values)), "backward: d_keys overlaps the memory");
+  EXPECT_EQ(refusal(mha::memory_into(d_keys, mha::view(keys.data(), 1, 5, 3))),
+            "backward: d_values overlaps the memory");
+  EXPECT_EQ(refusal(mha::memory_into(d_keys, values)), "backward: d_values overlaps the memory");
+  EXPECT_EQ(refusal(mha::memory_into(d_keys, mha::view(d_keys.data(), 1, 5, 3))), "backward: d_keys overlaps d_values");
+  EXPECT_EQ(refusal(mha::memory_into(d_keys, mha::add_to(mha::view(d_keys.data(), 1, 5, 3)))),
+            "backward: d_keys overlaps d_values");
+  EXPECT_EQ(refusal(mha::memory_into(support::repeated(d_keys.view(), 1), d_values)),
+            support::overlaps_itself("backward: d_keys", "length", 5));
+  for (const double w : g.flat()) ASSERT_EQ(w, 0);
+  EXPECT_EQ(refusal(mha::memory_into(d_keys, d_values)), "");
+  EXPECT_EQ(message_of([&] { layer(x, keys, values, tape, mha::into(mha::view(values.data(), 1, 3, 4))); }),
+            "layer: the result overlaps the memory, which the backward pass of the tape reads");
+  Exact<> same({.d_model = 4, .num_heads = 2});
+  draw(same, "places");
+  static_cast<void>(same(x, x, tape));
+  Rows d_m(1, 3, 4);
+  EXPECT_EQ(message_of([&] { same.backward(dy, tape, mha::into(dx), mha::memory_into(dx)); }),
+            "backward: dx overlaps d_memory");
+  EXPECT_EQ(message_of([&] { same.backward(dy, tape, mha::into(dx), mha::memory_into(mha::add_to(dx))); }), "");
+  const Rows both = dx;
+  same.backward(dy, tape, mha::into(dx), mha::memory_into(d_m));
+  for (std::size_t i = 0; i < dx.size(); ++i) EXPECT_NEAR(both.data()[i], dx.data()[i] + d_m.data()[i], 1e-12);
 }
 
 TEST(TrainableLayer, GradientsThroughTheLogSumExp) {
@@ -787,11 +919,12 @@ TEST(TrainableLayer, RefusesTheBackwardPassOfALayerThatWasMoved) {
 }
 
 TEST(TrainableLayer, RefusesMoreHeadsThanItCountsAndAddsNothing) {
-  mha::MultiHeadAttention<float> layer({.d_model = 1, .num_heads = 1});
+  // Heads share a tile, so that the forward pass is short.
+  mha::MultiHeadAttention<float, mha::Cpu, mha::GroupedQuery<1>> layer({.d_model = 16, .num_heads = 16});
   draw(layer, "heads");
-  const float one = 1;
-  const mha::TensorView<const float, 3> x{&one, {1 << 21, 1, 1}, {0, 1, 1}};
-  mha::Tensor<float, 3> y(1 << 21, 1, 1);
+  const std::vector<float> ones(16, 1);
+  const mha::TensorView<const float, 3> x{ones.data(), {1 << 17, 1, 16}, {0, 16, 1}};
+  mha::Tensor<float, 3> y(1 << 17, 1, 16);
   auto tape = layer.tape();
   auto g = layer.gradients();
   layer(x, tape, mha::into(y));
