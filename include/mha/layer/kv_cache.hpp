@@ -53,9 +53,8 @@ template <class Storage, class F, class B = OnHost> class KvCache : public Cache
   using Workspace = typename B::Workspace;
   using Step = CacheStep<KvCache>;
 
-  /// Errors    ShapeError if a size is below 1, all together are beyond the limits, or values that are in keys are
-  /// wider
-  ///           than these; std::bad_alloc
+  /// Errors    ShapeError if a size is below 1, all together are beyond the limits, or values_in_keys are wider than
+  ///           the keys; std::bad_alloc
   KvCache(const KvShape& shape, const Storage& storage, const CacheSizes& sizes = {}, const B& backend = {},
           Workspace workspace = Workspace())
       : shape_(shape),
