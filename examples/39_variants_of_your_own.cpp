@@ -7,7 +7,7 @@
 //             forgetting:  Σ_j softmax_j(s_ij + c_i − c_j) v_j, where c_i = Σ_{l ≤ i} log f_l: c_i changes no softmax
 // Symbols     L = 20 tokens of H = 2 heads, D = 8: Q, K, V, Y, dY (L, H, D); f = σ(gate), gate (L, H)
 // Output      four lines that end in "yes"
-// Next        models/, whole models
+// Next        40_latent_attention.cpp, DeepSeek's attention and its cache
 #include <algorithm>
 #include <cmath>
 #include <cstdio>

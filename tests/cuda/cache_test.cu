@@ -19,6 +19,11 @@ TEST(CudaCache, StepsOverARing) {
                                                         mha::SlidingWindow{.left = 10});
 }
 
+TEST(CudaCache, HasValuesInItsKeys) {
+  MHA_NEEDS_GPU();
+  layer_checks::expect_values_in_keys<SomeOfCuda, mha::bfloat16>("cuda values in keys");
+}
+
 TEST(CudaCache, AGraphReplaysAStepWhileTheCacheGrows) {
   MHA_NEEDS_GPU();
   const auto nothing = [] {};

@@ -51,6 +51,11 @@ TEST(FarCache, SavesAllLayersThroughOneAllocation) {
     }
 }
 
+TEST(FarCache, HasValuesInItsKeys) {
+  layer_checks::expect_values_in_keys<FarCuda, mha::bfloat16>("far values in keys, bfloat16");
+  layer_checks::expect_values_in_keys<FarCuda, float>("far values in keys, float");
+}
+
 /// A model of three layers, each called with the rows of a step; its results, one layer after another.
 struct Model {
   static constexpr Index layers = 3;

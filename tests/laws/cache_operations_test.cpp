@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <memory>
+#include <numeric>
 #include <random>
 #include <set>
 #include <type_traits>
@@ -32,7 +33,8 @@ using mha::Tensor;
 using support::message_of;
 
 constexpr Index layers = 2, heads = 2, dim = 3, value_dim = 2, most_sequences = 5;
-constexpr KvShape shape{heads, dim, value_dim};
+constexpr KvShape both{heads, dim, value_dim},
+    keys_alone{.heads = heads, .dim = dim, .value_dim = value_dim, .values_in_keys = true};
 constexpr CacheSizes sizes{.layers = layers, .sequences = most_sequences};
 
 std::size_t at(Index i) { return static_cast<std::size_t>(i); }
@@ -79,7 +81,7 @@ class PageModel {
 /// A cache beside a list of what was written to each sequence.
 template <class Storage, class B> class Model {
  public:
-  explicit Model(const Storage& storage) : cache(shape, storage, sizes), pages(pages_of(storage)) {}
+  Model(const KvShape& shape, const Storage& storage) : cache(shape, storage, sizes), pages(pages_of(storage)) {}
 
   struct Sequence {
     SequenceId id;
@@ -91,8 +93,10 @@ template <class Storage, class B> class Model {
   PageModel pages;
   std::vector<Sequence> sequences;
 
-  /// Rows for some sequences; the step is committed, or ends by an exception behind one layer or all.
-  void step(const std::vector<std::size_t>& who, const std::vector<Index>& rows, int layers_written, bool commit) {
+  /// Rows for some sequences; the step is committed, with some of its rows if `kept` is not null, or ends by an
+  /// exception behind one layer or all.
+  void step(const std::vector<std::size_t>& who, const std::vector<Index>& rows, int layers_written, bool commit,
+            const std::vector<Index>* kept) {
     std::vector<SequenceId> ids;
     std::vector<int> contents;
     for (std::size_t i = 0; i < who.size(); ++i) {
@@ -119,17 +123,28 @@ template <class Storage, class B> class Model {
           for (Index d = 0; d < dim; ++d) key(i, g, d) = key_of(contents[at(i)], layer, g, d);
           for (Index d = 0; d < value_dim; ++d) value(i, g, d) = value_of(contents[at(i)], layer, g, d);
         }
-      step.append(layer, there<B>(key), there<B>(value));
+      if (cache.shape().values_in_keys)
+        step.append(layer, there<B>(key));
+      else
+        step.append(layer, there<B>(key), there<B>(value));
     }
     if (!commit) return;
-    step.commit();
+    if (kept != nullptr)
+      step.commit(*kept);
+    else
+      step.commit();
     for (std::size_t i = 0; i < who.size(); ++i) {
       Sequence& s = sequences[who[i]];
       if (paged) pages.grow(s.pages, static_cast<Index>(s.content.size()), rows[i]);
     }
-    std::size_t n = 0;
-    for (std::size_t i = 0; i < who.size(); ++i)
-      for (Index row = 0; row < rows[i]; ++row) sequences[who[i]].content.push_back(contents[n++]);
+    Index n = 0;
+    for (std::size_t i = 0; i < who.size(); ++i) {
+      Sequence& s = sequences[who[i]];
+      for (const Index end = n + rows[i]; n < end; ++n)
+        if (kept == nullptr || std::find(kept->begin(), kept->end(), n) != kept->end())
+          s.content.push_back(contents[at(n)]);
+      if (kept != nullptr) s.pages = first_pages(s, static_cast<Index>(s.content.size()));
+    }
   }
 
   PageModel::Pages first_pages(const Sequence& s, Index length) const {
@@ -177,7 +192,9 @@ template <class Storage, class B> class Model {
           for (Index g = 0; g < heads; ++g) {
             const auto run = source.run(static_cast<Index>(b), g, p, length);
             for (Index d = 0; d < dim; ++d) ASSERT_EQ(run.key[d], key_of(content[at(p)], layer, g, d));
-            for (Index d = 0; d < value_dim; ++d) ASSERT_EQ(run.value[d], value_of(content[at(p)], layer, g, d));
+            for (Index d = 0; d < value_dim; ++d)
+              ASSERT_EQ(run.value[d], cache.shape().values_in_keys ? key_of(content[at(p)], layer, g, d)
+                                                                   : value_of(content[at(p)], layer, g, d));
           }
         }
       }
@@ -241,10 +258,10 @@ template <class Storage, class B> class Model {
 };
 
 template <class B, class Storage>
-void random_operations_on(const Storage& storage, Index most_rows, Index first, int& refused) {
+void random_operations_on(const KvShape& shape, const Storage& storage, Index most_rows, Index first, int& refused) {
   std::mt19937 random(42);
   const auto below = [&](std::size_t n) { return static_cast<Index>(random() % n); };
-  Model<Storage, B> model(storage);
+  Model<Storage, B> model(shape, storage);
   model.set_first(first);
   int commits = 0;
   for (int round = 0; round < 1500; ++round) {
@@ -313,8 +330,11 @@ void random_operations_on(const Storage& storage, Index most_rows, Index first, 
           }
         for (auto& n : rows) n = below(at(most_rows) + 1);
         const int written = below(3);
+        std::vector<Index> kept;
+        for (Index row = 0; row < std::accumulate(rows.begin(), rows.end(), Index{0}); ++row)
+          if (below(2) == 0) kept.push_back(row);
         try {
-          model.step(who, rows, written, written == 2);
+          model.step(who, rows, written, written == 2, below(4) == 0 ? &kept : nullptr);
           commits += written == 2;
         } catch (const ShapeError&) {
           ++refused;
@@ -327,12 +347,14 @@ void random_operations_on(const Storage& storage, Index most_rows, Index first, 
   EXPECT_GT(commits, 100);
 }
 
-/// In the host's memory, and in one that the host does not reach.
+/// In the host's memory, and in one that the host does not reach, with values beside the keys and in them.
 template <class Storage> void random_operations(const Storage& storage, Index most_rows, Index first, int& refused) {
-  random_operations_on<mha::OnHost>(storage, most_rows, first, refused);
+  random_operations_on<mha::OnHost>(both, storage, most_rows, first, refused);
   const int on_host = refused;
-  random_operations_on<support::Far>(storage, most_rows, first, refused);
-  EXPECT_EQ(refused, 2 * on_host);
+  random_operations_on<support::Far>(both, storage, most_rows, first, refused);
+  random_operations_on<mha::OnHost>(keys_alone, storage, most_rows, first, refused);
+  random_operations_on<support::Far>(keys_alone, storage, most_rows, first, refused);
+  EXPECT_EQ(refused, 4 * on_host);
 }
 
 TEST(KvCache, ContiguousKeepsEveryPosition) {

@@ -92,6 +92,36 @@ void expect_steps(const char* name, const Storage& storage, const Masks&... mask
   step({0, 3, 4});
 }
 
+/// A cache whose values are in its keys, in pages that a fork shares, beside one that stores the same values.
+template <class B, class T> void expect_values_in_keys(const char* name) {
+  support::Random random(name);
+  const mha::Paged storage{.pages = 8, .length = 64, .page = 16};
+  mha::KvShape shape{.heads = 2, .dim = 64, .value_dim = 40};
+  mha::KvCache<mha::Paged, T, B> both(shape, storage, {.sequences = 3});
+  shape.values_in_keys = true;
+  mha::KvCache<mha::Paged, T, B> alone(shape, storage, {.sequences = 3});
+  EXPECT_EQ(alone.bytes(), std::size_t{8 * 16 * 2 * 64} * sizeof(T));
+  const auto go_on = [&](mha::SequenceId of_both, mha::SequenceId of_alone, Index n) {
+    const Tensor<T, 3> key = drawn<T, 3>(random, n, 2, 64);
+    Tensor<T, 3> value(n, 2, 40);
+    for (Index i = 0; i < n; ++i)
+      for (Index g = 0; g < 2; ++g) std::copy_n(&key(i, g, 0), 40, &value(i, g, 0));
+    const auto q = mha::to_device(drawn<T, 3>(random, n, 4, 64));
+    auto step = both.step(of_both, n), other = alone.step(of_alone, n);
+    step.append(0, mha::to_device(key), mha::to_device(value));
+    other.append(0, mha::to_device(key));
+    const auto expected = mha::to_host(mha::attention<B>(q, step.source(0), mha::Causal{}));
+    const auto y = mha::to_host(mha::attention<B>(q, other.source(0), mha::Causal{}));
+    EXPECT_EQ(support::differing(y, expected), 0u) << n << " rows";
+    step.commit();
+    other.commit();
+  };
+  const auto a = both.add(), b = alone.add();
+  for (const Index n : {18, 1, 1}) go_on(a, b, n);
+  go_on(both.fork(a, 19), alone.fork(b, 19), 5);
+  go_on(a, alone.restore(alone.save(b)), 2);
+}
+
 template <class B, class T> void expect_layers(const char* name) {
   support::Random random(name);
   const Twins<B, T> twins(random);

@@ -10,9 +10,15 @@ namespace mha::inline MHA_NAMESPACE {
 /// Heads and head sizes of the keys and values that a cache stores.
 struct KvShape {
   Index heads = 0, dim = 0, value_dim = 0;
+  /// Whether the value of a head is the first value_dim numbers of its key, as of latent attention, and not stored.
+  bool values_in_keys = false;
 
+  /// Numbers of a head's value that are stored beside its key.
+  Index own_value_dim() const { return values_in_keys ? 0 : value_dim; }
   std::size_t key_elements() const { return static_cast<std::size_t>(heads) * static_cast<std::size_t>(dim); }
-  std::size_t value_elements() const { return static_cast<std::size_t>(heads) * static_cast<std::size_t>(value_dim); }
+  std::size_t value_elements() const {
+    return static_cast<std::size_t>(heads) * static_cast<std::size_t>(own_value_dim());
+  }
   /// Numbers that a position takes in a layer.
   std::size_t row_elements() const { return key_elements() + value_elements(); }
 };

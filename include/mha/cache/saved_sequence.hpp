@@ -17,8 +17,8 @@
 #include "books.hpp"
 #include "kv_shape.hpp"
 
-/// A cached sequence as bytes: a header, then layer by layer each kept position's keys (Hkv, D) and values (Hkv, Dv),
-/// in the byte order of the machine.
+/// A cached sequence as bytes: a header, then layer by layer each kept position's keys (Hkv, D) and, if they are not in
+/// the keys, values (Hkv, Dv), in the byte order of the machine.
 namespace mha::inline MHA_NAMESPACE::detail {
 
 struct SavedHeader {
@@ -27,6 +27,12 @@ struct SavedHeader {
   Index scalar_bytes, layers, heads, dim, value_dim, length, first_gone, oldest;
 };
 inline constexpr char saved_magic[8] = {'m', 'h', 'a', ' ', 'k', 'v', ' ', '1'};
+/// Where the magic of a sequence whose values are in its keys has a blank.
+inline constexpr std::size_t saved_values_at = 5;
+
+inline const char* values_in_words(bool in_keys) {
+  return in_keys ? "has its values in its keys" : "stores keys and values";
+}
 
 /// Positions that a sequence has without those that are gone.
 inline std::size_t kept_positions(Index length, const Gone& gone) {
@@ -54,6 +60,7 @@ template <class F> class SavedSequence {
     SavedHeader h{{},     {},         Index{sizeof(F)}, layers, shape.heads, shape.dim, shape.value_dim,
                   length, gone.first, gone.oldest};
     std::memcpy(h.magic, saved_magic, sizeof saved_magic);
+    if (shape.values_in_keys) h.magic[saved_values_at] = ' ';
     const std::string_view name = scalar_name<F>();
     std::memcpy(h.scalar, name.data(), name.size());
     bytes_.reserve(sizeof h +
@@ -61,7 +68,7 @@ template <class F> class SavedSequence {
     put_bytes(&h, sizeof h);
   }
 
-  /// The keys and values of the next layer, (kept positions, Hkv·D + Hkv·Dv).
+  /// The rows of the next layer, (kept positions, Hkv·D + Hkv·Dv), or keys alone.
   void put(std::span<const F> layer) { put_bytes(layer.data(), layer.size_bytes()); }
   std::vector<std::byte> bytes() && { return std::move(bytes_); }
 
@@ -83,6 +90,8 @@ template <class F> class SavedRows {
     require(bytes.size() >= sizeof header_, "restore: ", bytes.size(), " bytes, a saved sequence has at least ",
             sizeof header_);
     std::memcpy(&header_, bytes.data(), sizeof header_);
+    const bool in_keys = header_.magic[saved_values_at] == ' ';
+    if (in_keys) header_.magic[saved_values_at] = saved_magic[saved_values_at];
     constexpr std::size_t version = sizeof saved_magic - 1;
     require(std::memcmp(header_.magic, saved_magic, version) == 0, "restore: the bytes are not a saved sequence");
     require(header_.magic[version] == saved_magic[version], "restore: the sequence was saved in format ",
@@ -91,6 +100,8 @@ template <class F> class SavedRows {
     const std::string_view scalar(header_.scalar, std::find(header_.scalar, std::end(header_.scalar), '\0'));
     require(own == scalar && header_.scalar_bytes == sizeof(F), "restore: the sequence was saved in ", scalar, " of ",
             header_.scalar_bytes, " bytes, the cache stores ", own, " of ", sizeof(F));
+    require(in_keys == shape.values_in_keys, "restore: the saved sequence ", values_in_words(in_keys), ", the cache ",
+            values_in_words(shape.values_in_keys));
     const auto agree = [](const char* axis, Index saved, Index cached) {
       require_equal("restore", axis, "the saved sequence", saved, "the cache", cached);
     };

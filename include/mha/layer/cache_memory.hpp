@@ -96,6 +96,8 @@ const CacheSizes& checked_sizes(const KvShape& shape, const Storage& storage, co
   require(shape.heads > 0, "KvCache: heads is ", shape.heads, ", it must be at least 1");
   require(shape.dim > 0, "KvCache: dim is ", shape.dim, ", it must be at least 1");
   require(shape.value_dim > 0, "KvCache: value_dim is ", shape.value_dim, ", it must be at least 1");
+  require(!shape.values_in_keys || shape.value_dim <= shape.dim, "KvCache: value_dim is ", shape.value_dim,
+          ", with values_in_keys it must be at most dim, ", shape.dim);
   require(sizes.layers > 0, "KvCache: layers is ", sizes.layers, ", it must be at least 1");
   require(sizes.sequences > 0, "KvCache: sequences is ", sizes.sequences, ", it must be at least 1");
   check_storage(storage, sizes.sequences);
@@ -126,7 +128,7 @@ template <class F, class B> class CacheMemory {
         backend_(backend),
         workspace_(std::move(workspace)),
         key_(made(layers, shape.heads, rows, detail::blocks_of(shape.dim, tile_extents.depth) * tile_extents.depth)),
-        value_(made(layers, shape.heads, rows, shape.value_dim)),
+        value_(made(layers, shape.heads, rows, shape.own_value_dim())),
         tiles_(shape, layers, tiles) {}
 
   std::size_t bytes() const {
@@ -147,14 +149,14 @@ template <class F, class B> class CacheMemory {
   /// One layer's, (blocks, rows, Hkv, ·).
   TensorView<const F, 4> key_blocks(Index layer) const { return blocks_of<const F>(key_.view(), layer, shape_.dim); }
   TensorView<const F, 4> value_blocks(Index layer) const {
-    return blocks_of<const F>(value_.view(), layer, shape_.value_dim);
+    return blocks_of<const F>(shape_.values_in_keys ? key_.view() : value_.view(), layer, shape_.value_dim);
   }
-  /// One layer's, (blocks · rows, Hkv, ·).
+  /// One layer's, (blocks · rows, Hkv, ·): of values those that are stored beside the keys.
   TensorView<F, 3> key_rows(Index layer) { return rows_of<F>(key_.view(), layer, shape_.dim); }
   TensorView<const F, 3> key_rows(Index layer) const { return rows_of<const F>(key_.view(), layer, shape_.dim); }
-  TensorView<F, 3> value_rows(Index layer) { return rows_of<F>(value_.view(), layer, shape_.value_dim); }
+  TensorView<F, 3> value_rows(Index layer) { return rows_of<F>(value_.view(), layer, shape_.own_value_dim()); }
   TensorView<const F, 3> value_rows(Index layer) const {
-    return rows_of<const F>(value_.view(), layer, shape_.value_dim);
+    return rows_of<const F>(value_.view(), layer, shape_.own_value_dim());
   }
 
   /// A layer's rows of a step's sequences, kept in this storage by the book, with the tiles that are kept of them.
@@ -286,7 +288,7 @@ template <class F, class B> class CacheMemory {
     return saved(data, rows, shape_.dim);
   }
   template <class T> TensorView<T, 3> values_of_saved(T* data, std::ptrdiff_t rows) const {
-    return saved(data + shape_.key_elements(), rows, shape_.value_dim);
+    return saved(data + shape_.key_elements(), rows, shape_.own_value_dim());
   }
   template <class T> TensorView<T, 3> saved(T* data, std::ptrdiff_t rows, Index dim) const {
     return {data,

@@ -26,8 +26,10 @@ inline constexpr Index piece_elements =
 
 template <class T, Index n> struct alignas(sizeof(T) * std::size_t(n)) Piece { T x[std::size_t(n)]; };
 
-/// Whether every row along the last axis is contiguous and begins and ends at a multiple of n elements' size.
+/// Whether every row along the last axis is contiguous and begins and ends at a multiple of n elements' size. Rows of
+/// no elements, such as values that are not stored, do.
 template <class T, int Rank> bool in_pieces(const TensorView<T, Rank>& v, Index n) {
+  if (v.extent[Rank - 1] == 0) return true;
   bool fits = reinterpret_cast<std::uintptr_t>(v.data) % (sizeof(T) * static_cast<std::size_t>(n)) == 0 &&
               v.extent[Rank - 1] % n == 0 && (v.stride[Rank - 1] == 1 || v.extent[Rank - 1] <= 1);
   for (int a = 0; a + 1 < Rank; ++a) fits = fits && (v.extent[a] <= 1 || v.stride[a] % n == 0);
@@ -107,7 +109,7 @@ template <class T, class F> struct MoveRows {
 
 /// Row i of `rows` goes from row from_row[i] to row to_row[i]; null stands for i itself.
 ///
-/// Shapes    key (B, n, Hkv, D)  value (B, n, Hkv, Dv), either as (1, B·n, Hkv, ·) too
+/// Shapes    key (B, n, Hkv, D)  value (B, n, Hkv, Dv), either as (1, B·n, Hkv, ·) too; Dv may be 0
 ///           to_key (R, Hkv, D)  to_value (R, Hkv, Dv)
 template <class T, class F>
 MoveRows<T, F> move_rows(std::ptrdiff_t rows, const TensorView<const T, 4>& key, const TensorView<const T, 4>& value,
@@ -142,7 +144,7 @@ template <class F> struct CopyRows {
       next = std::min(end, (head + 1) * count);
       for (const TensorView<F, 5>* const v : {&key, &value}) {
         F* const of_head = v->data + head * v->stride[1];
-        std::copy_n(of_head + (from + row) * v->stride[3], (next - at) * v->stride[3],
+        std::copy_n(of_head + (from + row) * v->stride[3], (next - at) * v->extent[4],
                     of_head + (to + row) * v->stride[3]);
       }
     }
@@ -151,7 +153,7 @@ template <class F> struct CopyRows {
 
 /// Rows [from, from + count) to rows [to, to + count), which are others.
 ///
-/// Shapes    key (layers, Hkv, blocks, rows, D)  value (layers, Hkv, blocks, rows, Dv), contiguous
+/// Shapes    key (layers, Hkv, blocks, rows, D)  value (layers, Hkv, blocks, rows, Dv), contiguous; Dv may be 0
 template <class F>
 CopyRows<F> copy_rows(Index count, const TensorView<F, 5>& key, const TensorView<F, 5>& value, Index from, Index to) {
   constexpr Index n = piece_elements<F, F>;

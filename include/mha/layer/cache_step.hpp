@@ -80,6 +80,9 @@ template <class Cache> class LayerStep {
   /// Checks that the cache is one of a layer of these sizes.
   void check_sizes(const Config& c, const char* call = "layer") const {
     static_cast<void>(open());
+    detail::require(!cache_->shape_.values_in_keys, call,
+                    ": the cache has its values in its keys (KvShape::values_in_keys), a layer stores both: use "
+                    "append() and attention() over source()");
     const auto agree = [call](const char* axis, Index own, Index stored) {
       detail::require_equal(call, axis, "the layer", own, "the cache", stored);
     };
@@ -202,8 +205,9 @@ template <class Cache> class CacheStep {
   /// Writes keys and values that were made elsewhere, normalised and turned to their positions.
   ///
   /// Shapes    key (Σn, Hkv, D) or (B, n, Hkv, D)  value (Σn, Hkv, Dv) or (B, n, Hkv, Dv)
-  /// Errors    ShapeError if a size does not agree, or this layer was written in this step. What a Ring drops by it is
-  ///           no error here: attention over source() refuses a mask that may show it
+  /// Errors    ShapeError if a size does not agree, this layer was written in this step, or the cache has its values in
+  ///           its keys. What a Ring drops by it is no error here: attention over source() refuses a mask that may show
+  ///           it
   template <ViewableOfRank<3, 4> K, ViewableOfRank<3, 4> V>
   void append(Index layer, const K& key, const V& value) const {
     using T = ScalarOf<K>;
@@ -214,16 +218,21 @@ template <class Cache> class CacheStep {
         detail::may_lie_in<K, Cache::memory>() && detail::may_lie_in<V, Cache::memory>(),
         "mha: append() takes keys and values in the memory of the cache: copy them first with mha::to_device() or "
         "mha::to_host() (see mha/layer/cache_step.hpp)");
-    Cache& cache = open("append");
-    cache.require_layer("append", layer);
-    detail::require(!cache.written_[static_cast<std::size_t>(layer)], "append: layer ", layer,
-                    " of the cache was written in this step already");
-    const auto keys = detail::cached_rows<T>(key), values = detail::cached_rows<T>(value);
-    check_rows(cache, "key", keys, cache.shape_.dim);
-    check_rows(cache, "value", values, cache.shape_.value_dim);
-    cache.memory_.require_reachable("append", "key", keys);
-    cache.memory_.require_reachable("append", "value", values);
-    cache.write(layer, keys, values, 0, cache.memory_.items());
+    detail::require(!open("append").shape_.values_in_keys,
+                    "append: the cache has its values in its keys (KvShape::values_in_keys), expected keys alone");
+    append_rows(layer, detail::cached_rows<T>(key), detail::cached_rows<T>(value));
+  }
+  /// The same for a cache that has its values in its keys, KvShape::values_in_keys.
+  template <ViewableOfRank<3, 4> K> void append(Index layer, const K& key) const {
+    using T = ScalarOf<K>;
+    static_assert(detail::may_lie_in<K, Cache::memory>(),
+                  "mha: append() takes keys in the memory of the cache: copy them first with mha::to_device() or "
+                  "mha::to_host() (see mha/layer/cache_step.hpp)");
+    detail::require(open("append").shape_.values_in_keys, "append: the cache stores keys and values, expected both");
+    const auto keys = detail::cached_rows<T>(key);
+    auto no_values = keys;
+    no_values.extent[3] = 0;
+    append_rows(layer, keys, no_values);
   }
 
   /// What layer i attends to, after append() or project_memory(), in a step of 0 rows at once: attention(q,
@@ -288,6 +297,18 @@ template <class Cache> class CacheStep {
   Cache& open(const char* call) const {
     detail::require(cache_ != nullptr, call, ": the step was committed");
     return *cache_;
+  }
+  template <class T>
+  void append_rows(Index layer, const TensorView<const T, 4>& key, const TensorView<const T, 4>& value) const {
+    Cache& cache = *cache_;
+    cache.require_layer("append", layer);
+    detail::require(!cache.written_[static_cast<std::size_t>(layer)], "append: layer ", layer,
+                    " of the cache was written in this step already");
+    check_rows(cache, "key", key, cache.shape_.dim);
+    check_rows(cache, "value", value, cache.shape_.own_value_dim());
+    cache.memory_.require_reachable("append", "key", key);
+    cache.memory_.require_reachable("append", "value", value);
+    cache.write(layer, key, value, 0, cache.memory_.items());
   }
   template <class T>
   static void check_rows(const Cache& cache, const char* name, const TensorView<const T, 4>& v, Index dim) {

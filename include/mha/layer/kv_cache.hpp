@@ -53,7 +53,8 @@ template <class Storage, class F, class B = OnHost> class KvCache : public Cache
   using Workspace = typename B::Workspace;
   using Step = CacheStep<KvCache>;
 
-  /// Errors    ShapeError if a size is below 1 or all together are beyond the limits; std::bad_alloc
+  /// Errors    ShapeError if a size is below 1, all together are beyond the limits, or values_in_keys are wider than
+  ///           the keys; std::bad_alloc
   KvCache(const KvShape& shape, const Storage& storage, const CacheSizes& sizes = {}, const B& backend = {},
           Workspace workspace = Workspace())
       : shape_(shape),

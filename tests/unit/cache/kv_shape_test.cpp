@@ -14,4 +14,11 @@ TEST(KvShape, CountsTheNumbersOfAPosition) {
   EXPECT_EQ(huge.row_elements(), std::size_t{1} << 31);
 }
 
+TEST(KvShape, CountsNoValuesThatAreInKeys) {
+  const mha::KvShape shape{.heads = 3, .dim = 5, .value_dim = 2, .values_in_keys = true};
+  EXPECT_EQ(shape.own_value_dim(), 0);
+  EXPECT_EQ(shape.value_elements(), 0u);
+  EXPECT_EQ(shape.row_elements(), 15u);
+}
+
 }  // namespace

@@ -134,6 +134,23 @@ TEST(SavedSequence, HasTheRowsThatAreKeptOfALongText) {
   EXPECT_EQ(mha::detail::kept_rows(Book{}, 1000, 3, Gone{3, 3}), (std::vector<Index>{1000, 1001, 1002}));
 }
 
+TEST(SavedSequence, IsOfKeysAloneOrOfBoth) {
+  mha::KvShape alone = shape;
+  alone.values_in_keys = true;
+  SavedSequence<float> to(alone, 1, 1, Gone{});
+  const std::vector<float> keys{1, 2, 3, 4};
+  to.put(keys);
+  const auto bytes = std::move(to).bytes();
+  EXPECT_EQ(bytes.size(), sizeof(SavedHeader) + keys.size() * sizeof(float));
+  std::vector<float> read(4);
+  SavedRows<float>(bytes, alone, 1).take(read, Gone{});
+  EXPECT_EQ(read, keys);
+  EXPECT_EQ(refusal(bytes, shape, 1),
+            "restore: the saved sequence has its values in its keys, the cache stores keys and values");
+  EXPECT_EQ(refusal(saved(5, {}), alone),
+            "restore: the saved sequence stores keys and values, the cache has its values in its keys");
+}
+
 TEST(SavedSequence, RefusesWhatItIsNot) {
   const auto good = saved(5, {});
   EXPECT_EQ(refusal(good), "");

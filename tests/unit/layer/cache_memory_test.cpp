@@ -10,6 +10,7 @@
 
 #include <gtest/gtest.h>
 
+#include <mha/backend/systolic/cached_tiles.hpp>
 #include <mha/layer/cache_memory.hpp>
 #include <mha/mha.hpp>
 
@@ -60,6 +61,24 @@ TEST(CacheMemory, KeepsTheRowsOfAHeadTogether) {
   EXPECT_EQ(memory.key_rows(1).stride[0], dim);
   EXPECT_EQ(memory.value_blocks(1).stride[1], value_dim);
   EXPECT_EQ(&memory.key_rows(1)(11, 0, 0) + dim, &memory.key_rows(1)(0, 1, 0));
+}
+
+// Also of keys that are filled up for a matrix unit.
+TEST(CacheMemory, HasValuesInTheRowsOfKeys) {
+  const mha::KvShape alone{.heads = heads, .dim = dim, .value_dim = 2, .values_in_keys = true};
+  const auto check = [&]<class B>(const B&, Index row) {
+    mha::detail::CacheMemory<mha::bfloat16, B> memory(alone, layers, blocks, {});
+    EXPECT_EQ(memory.bytes() - memory.tile_bytes(), sizeof(mha::bfloat16) * std::size_t(layers * 12 * heads * row));
+    for (Index layer = 0; layer < layers; ++layer) {
+      EXPECT_EQ(memory.value_rows(layer).size(), 0);
+      const auto keys = memory.key_blocks(layer), values = memory.value_blocks(layer);
+      EXPECT_EQ(values.extent[3], 2);
+      EXPECT_EQ(values.stride[1], row);
+      for (const Index g : {0, 1}) EXPECT_EQ(&values(2, 3, g, 1), &keys(2, 3, g, 1));
+    }
+  };
+  check(mha::OnHost(), dim);
+  check(mha::OnHostInTiles<mha::detail::systolic::CachedTiles<mha::bfloat16>>(), 32);
 }
 
 TEST(CacheMemory, CopiesRowsOfEveryLayer) {

@@ -91,6 +91,24 @@ TEST(MoveRows, ReadsTheRowsThatAreNamed) {
   }
 }
 
+// Values that are not stored do not cut keys into smaller pieces.
+TEST(MoveRows, MovesKeysAlone) {
+  for (const bool at_once : {false, true}) {
+    Tensor<float, 4> key(1, 2, 3, 8);
+    number(key, 1);
+    const mha::TensorView<const float, 4> none{key.data() + 1, {1, 2, 3, 0}, {7, 5, 3, 1}};
+    Tensor<float, 3> to_key(2, 3, 8), to_none(2, 3, 0);
+    const auto items =
+        mha::detail::move_rows<float, float>(2, key.view(), none, to_key.view(), to_none.view(), nullptr, nullptr);
+    EXPECT_EQ(items.cost, 4);
+    EXPECT_EQ(items.columns, 2);
+    run(items, at_once);
+    for (Index i = 0; i < 2; ++i)
+      for (Index g = 0; g < 3; ++g)
+        for (Index d = 0; d < 8; ++d) EXPECT_EQ(to_key(i, g, d), key(0, i, g, d));
+  }
+}
+
 // Columns along the last axis at a stride, and numbers that are no bytes.
 TEST(MoveRows, ReadsAnyStrides) {
   for (const bool at_once : {false, true}) {
@@ -145,6 +163,7 @@ TEST(CopyRows, CopiesRowsOfEveryLayerAndHead) {
   expect_copied<float>(8, 4, 4);
   expect_copied<mha::half>(16, 8, 8);
   expect_copied<double>(3, 2, 1);
+  expect_copied<float>(8, 0, 4);  // keys alone
 }
 
 // A part of the rows, as a thread of a pool gets it, that ends within one head and begins within another.

@@ -202,6 +202,30 @@ TEST(CachedCall, RefusesWhatDoesNotFit) {
   for (const SequenceId id : single.ids()) EXPECT_EQ(single.length(id), 0);
 }
 
+TEST(CachedCall, RefusesACacheWhoseValuesAreInItsKeys) {
+  mha::MultiHeadAttention<float, mha::Cpu, mha::Causal> layer({.d_model = 8, .num_heads = 2});
+  layer.initialize(mha::XavierUniform{.seed = 1});
+  mha::KvCache<Contiguous, float> cache({.heads = 2, .dim = 4, .value_dim = 4, .values_in_keys = true},
+                                        Contiguous{.length = 8});
+  cache.add();
+  const Tensor<float, 2> x(1, 8);
+  const std::string sentence =
+      "layer: the cache has its values in its keys (KvShape::values_in_keys), a layer stores both: use append() and "
+      "attention() over source()";
+  const std::string before = picture(cache);
+  EXPECT_EQ(message_of([&] { static_cast<void>(layer.prefill(x, cache)); }), sentence);
+  EXPECT_EQ(message_of([&] { static_cast<void>(layer.step(x, cache)); }), sentence);
+  {
+    const auto step = cache.step(1);
+    EXPECT_EQ(message_of([&] { static_cast<void>(layer(x, step[0])); }), sentence);
+    EXPECT_EQ(message_of([&] { static_cast<void>(layer.explain(step[0])); }), sentence);
+    EXPECT_EQ(message_of([&] { static_cast<void>(layer.cost(step[0])); }), sentence);
+    EXPECT_EQ(message_of([&] { layer.project_memory(x, step[0]); }),
+              "project_memory" + sentence.substr(sentence.find(':')));
+  }
+  EXPECT_EQ(picture(cache), before);
+}
+
 TEST(CachedCall, RefusesWeightsThatHaveChangedSince) {
   Layer layer = drawn(17);
   auto cache = mha::make_cache(layer, Contiguous{.length = 8}, {.sequences = 2});

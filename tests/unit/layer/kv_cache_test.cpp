@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <functional>
+#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
@@ -411,6 +412,41 @@ TEST(KvCache, RefusesWhatIsNotTheLayersPartOfTheStep) {
   EXPECT_EQ(message_of([&] { step.commit(); }), "commit: the step was committed");
 }
 
+TEST(KvCache, TakesKeysAloneIfTheValuesAreInThem) {
+  KvShape alone = shape;
+  alone.values_in_keys = true;
+  KvCache<Contiguous, float> cache(alone, Contiguous{.length = 8}, {.layers = 1}),
+      both(shape, Contiguous{.length = 8}, {.layers = 1});
+  EXPECT_EQ(cache.bytes(), 8 * heads * dim * sizeof(float));
+  EXPECT_EQ(cache.position_bytes(), heads * dim * sizeof(float));
+  Tensor<float, 3> key(2, heads, dim), value(2, heads, value_dim), narrow(2, heads, dim - 1);
+  both.add();
+  {
+    auto step = both.step(2);
+    EXPECT_EQ(message_of([&] { step.append(0, key); }), "append: the cache stores keys and values, expected both");
+    step.append(0, key, value);
+    step.commit();
+    EXPECT_EQ(message_of([&] { step.append(0, key); }), "append: the step was committed");
+  }
+  const SequenceId a = cache.add();
+  auto step = cache.step(2);
+  EXPECT_EQ(message_of([&] { step.append(0, key, value); }),
+            "append: the cache has its values in its keys (KvShape::values_in_keys), expected keys alone");
+  EXPECT_EQ(message_of([&] { step.append(1, key); }), "append: there is no layer 1, the cache has 1");
+  EXPECT_EQ(message_of([&] { step.append(0, narrow); }), "append: key has head size 2 but the cache has head size 3");
+  std::iota(key.begin(), key.end(), 1.f);
+  step.append(0, mha::view(std::as_const(key).data(), 1, 2, heads, dim));
+  EXPECT_EQ(message_of([&] { step.append(0, key); }), "append: layer 0 of the cache was written in this step already");
+  step.commit();
+  EXPECT_EQ(cache.length(a), 2);
+  const auto reading = cache.step(0);
+  const auto source = reading.source(0);
+  EXPECT_EQ(source.value_dim(), value_dim);
+  const auto run = source.run(0, 1, 1, 2);
+  EXPECT_EQ(run.value, run.key);
+  EXPECT_EQ(run.value[value_dim - 1], key(1, 1, value_dim - 1));
+}
+
 TEST(KvCache, GoesBackNoFurtherThanThereArePositions) {
   KvCache<Ring, float> cache(shape, Ring{.left = 4, .rows = 3}, sizes);
   const SequenceId a = cache.add();
@@ -465,6 +501,7 @@ TEST(KvCache, RefusesSizesWithoutMeaning) {
   refuses({0, 4, 4}, {}, "KvCache: heads is 0, it must be at least 1");
   refuses({1, 0, 4}, {}, "KvCache: dim is 0, it must be at least 1");
   refuses({1, 4, -4}, {}, "KvCache: value_dim is -4, it must be at least 1");
+  refuses({1, 4, 5, true}, {}, "KvCache: value_dim is 5, with values_in_keys it must be at most dim, 4");
   refuses(shape, {.layers = 0}, "KvCache: layers is 0, it must be at least 1");
   refuses(shape, {.sequences = 0}, "KvCache: sequences is 0, it must be at least 1");
 }
