@@ -5,9 +5,10 @@
 //             values of all heads are made, and how to attend without making them
 // The maths   a token's row is [c | r]: the latent c = x W_c, and r = x W_r turned to its position. Head h has
 //             k_h = [c W_UK | r] and v_h = c W_UV. Since q · (c W_UK) = (q W_UKᵀ) · c and Σ p_j (c_j W_UV) =
-//             (Σ p_j c_j) W_UV, all heads share the key [c | r] and the value c
-// Symbols     E = 48 model width, H = 4 heads, N = 16 numbers of q and k that do not turn and R = 8 that do, V = 16 of
-//             a value, C = 32 latent; prompt of P = 21 tokens, L = 40 in all
+//             (Σ p_j c_j) W_UV, all heads share the key [c | r] and the value c. Left out: the RmsNorm of c, which
+//             DeepSeek's models apply before they cache it, the latent of q in the larger models, and W_O
+// Symbols     E = 48 model width, H = 4 heads; in q and k N = 16 numbers that are not turned and R = 8 that are, V = 16
+//             of a value, C = 32 latent; prompt of P = 21 tokens, L = 40 in all
 // Output      lines that end in "yes", and what a position takes
 // Next        models/, whole models
 #include <algorithm>
