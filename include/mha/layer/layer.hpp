@@ -361,10 +361,12 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
   template <class Memory> void check(const TensorView<const T, 3>& x, const Memory& memory) const {
     check_rows("layer", "x", x, "d_model", config_.d_model);
     if constexpr (detail::LayerStepArgument<Memory>) {
-      const Index widths[] = {config_.kv_model, config_.value_model};
-      for (const Index width : widths)
-        detail::require(width == config_.d_model, "layer: x has width ", config_.d_model,
-                        " but keys and values are made of rows of width ", width);
+      const auto made_of = [&](const char* made, Index width) {
+        detail::require(width == config_.d_model, "layer: x has width ", config_.d_model, " but ", made,
+                        " are made of rows of width ", width);
+      };
+      made_of(config_.kv_model == config_.value_model ? "keys and values" : "keys", config_.kv_model);
+      made_of("values", config_.value_model);
       memory.check(config_, parameters_.version(), x.extent[0], x.extent[1]);
     } else if constexpr (detail::is_key_values<Memory>)
       detail::require_fitting_memory(memory, config_, parameters_.version());

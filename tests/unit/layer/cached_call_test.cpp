@@ -188,6 +188,10 @@ TEST(CachedCall, RefusesWhatDoesNotFit) {
             "layer: the layer has value head size 5 but the cache has value head size 4");
   EXPECT_EQ(other({.d_model = E, .num_heads = 4, .kv_model = 12}),
             "layer: x has width 16 but keys and values are made of rows of width 12");
+  EXPECT_EQ(other({.d_model = E, .num_heads = 4, .kv_model = 12, .value_model = E}),
+            "layer: x has width 16 but keys are made of rows of width 12");
+  EXPECT_EQ(other({.d_model = E, .num_heads = 4, .value_model = 12}),
+            "layer: x has width 16 but values are made of rows of width 12");
   mha::MultiHeadAttention<float, mha::Cpu, mha::Causal> heads(config);
   heads.initialize(mha::XavierUniform{.seed = 1});
   EXPECT_EQ(rows(heads, x, cache, {4, 4}), "layer: the layer has 4 key/value heads but the cache has 2");

@@ -462,6 +462,7 @@ TEST(TrainableLayer, GradientsOfThreeTimesTheSameRows) {
   auto g = layer.gradients(), h = layer.gradients();
   const Rows whole = layer.backward(dy, self, g);
   Rows d_keys(1, 3, 4), d_values(1, 3, 4), d_memory(1, 3, 4);
+  support::poison_all(d_values);
   const Rows dx = layer.backward(dy, three, h, mha::memory_into(d_keys, d_values));
   layer.backward(dy, three, mha::memory_into(d_memory));
   for (std::size_t i = 0; i < dx.size(); ++i) {
