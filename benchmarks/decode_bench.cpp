@@ -19,20 +19,24 @@
 
 namespace {
 
-constexpr int dim = 128, rounds = 9;
+constexpr int rounds = 9;
 
 struct Shape {
   int heads, kv_heads, queries, keys;
+  int dim = 128, value_dim = 128;
+  bool values_in_keys = false;  ///< the first value_dim numbers of a key are its value
 };
+/// DeepSeek's latent rows, which all heads share as keys and as values.
+constexpr Shape latent(int heads, int queries, int keys) { return {heads, 1, queries, keys, 576, 512, true}; }
 
 /// Keys and values of one layer, (1, Lk, Hkv, D) seen in (B, H, L, D) memory as caches keep them.
 template <class T> struct Inputs {
   mha::Tensor<T, 4> q, k, v, out;
   explicit Inputs(const Shape& s)
-      : q(1, s.queries, s.heads, dim),
-        k(1, s.kv_heads, s.keys, dim),
-        v(1, s.kv_heads, s.keys, dim),
-        out(1, s.queries, s.heads, dim) {
+      : q(1, s.queries, s.heads, s.dim),
+        k(1, s.kv_heads, s.keys, s.dim),
+        v(1, s.kv_heads, s.values_in_keys ? 0 : s.keys, s.value_dim),
+        out(1, s.queries, s.heads, s.value_dim) {
     std::uint32_t number = 1;
     for (auto* t : {&q, &k, &v})
       std::generate(t->begin(), t->end(), [&] {
@@ -77,8 +81,12 @@ template <class T, class Threads> class Round {
       last.extent[1] = queries;
       return last;
     };
-    const auto k = mha::view_bhld(in_.k.data(), 1, shape_.kv_heads, shape_.keys, dim);
-    const auto v = mha::view_bhld(in_.v.data(), 1, shape_.kv_heads, shape_.keys, dim);
+    const auto k = mha::view_bhld(in_.k.data(), 1, shape_.kv_heads, shape_.keys, shape_.dim);
+    auto v = mha::view_bhld(in_.v.data(), 1, shape_.kv_heads, shape_.keys, shape_.value_dim);
+    if (shape_.values_in_keys) {
+      v = k;
+      v.extent[3] = shape_.value_dim;
+    }
     mha::attention_into<mha::CpuWith<Threads>>(part(in_.out.view()), part(in_.q.view()), k, v, mha::Causal{},
                                                workspace_);
   }
@@ -100,7 +108,7 @@ template <class T> void decode(benchmark::State& state, const std::string& name,
   if (!results.count(name)) order.push_back(name);
   Result& result = results[name];
   result.bytes = static_cast<double>((in.k.size() + in.v.size()) * sizeof(T));
-  result.flop = 4.0 * s.heads * dim * s.queries * (s.keys - 0.5 * (s.queries - 1));
+  result.flop = 2.0 * s.heads * (s.dim + s.value_dim) * s.queries * (s.keys - 0.5 * (s.queries - 1));
   Round<T, mha::Serial> one(in, s, result);
   Round<T, mha::ThreadPool> all(in, s, result);
   for ([[maybe_unused]] auto _ : state) {
@@ -117,7 +125,7 @@ template <class T> void decode(benchmark::State& state, const std::string& name,
 }
 
 void print_table() {
-  std::printf("\n%s\nhead size %d, causal\n", bench::machine().c_str(), dim);
+  std::printf("\n%s\nhead size 128, of latent rows 576 with values of 512 in them; causal\n", bench::machine().c_str());
   bench::Table table({"case", "threads", "ms", "ours GB/s", "reading GB/s", "of reading", "GFLOP/s", "of the limit",
                       "of the one-row rate in bytes", "speed-up"});
   const auto percent = [](double ratio) { return bench::number(100 * ratio, 0) + " %"; };
@@ -139,9 +147,9 @@ void print_table() {
 }
 
 template <class T> void add(const char* scalar, const Shape& s) {
-  const std::string name = std::string(scalar) + "/heads:" + std::to_string(s.heads) + "/" +
-                           std::to_string(s.kv_heads) + "/Lk:" + std::to_string(s.keys) +
-                           "/Lq:" + std::to_string(s.queries);
+  const std::string name = std::string(scalar) + (s.values_in_keys ? "/latent" : "") +
+                           "/heads:" + std::to_string(s.heads) + "/" + std::to_string(s.kv_heads) +
+                           "/Lk:" + std::to_string(s.keys) + "/Lq:" + std::to_string(s.queries);
   bench::add(name, rounds, decode<T>, name, s);
 }
 
@@ -155,6 +163,11 @@ int main(int argc, char** argv) {
         add<float>("f32", {32, kv_heads, queries, keys});
         add<mha::bfloat16>("bf16", {32, kv_heads, queries, keys});
       }
+    }
+  for (const int keys : {4096, 32768})
+    for (const int heads : {16, 128}) {
+      add<float>("f32", latent(heads, 1, keys));
+      add<mha::bfloat16>("bf16", latent(heads, 1, keys));
     }
   return bench::run_all(argc, argv, print_table);
 }
