@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <map>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include <benchmark/benchmark.h>
@@ -29,20 +30,34 @@ struct Shape {
 /// DeepSeek's latent rows, which all heads share as keys and as values.
 constexpr Shape latent(int heads, int queries, int keys) { return {heads, 1, queries, keys, 576, 512, true}; }
 
-/// Keys and values of one layer, (1, Lk, Hkv, D) seen in (B, H, L, D) memory as caches keep them.
-template <class T> struct Inputs {
-  mha::Tensor<T, 4> q, k, v, out;
+/// Queries of T over keys and values of one layer, stored as S: (1, Lk, Hkv, D) seen in (B, H, L, D) memory as caches
+/// keep them.
+template <class T, class S> struct Inputs {
+  mha::Tensor<T, 4> q, out;
+  mha::Tensor<S, 4> k, v;
   explicit Inputs(const Shape& s)
       : q(1, s.queries, s.heads, s.dim),
-        k(1, s.kv_heads, s.keys, s.dim),
-        v(1, s.kv_heads, s.values_in_keys ? 0 : s.keys, s.value_dim),
-        out(1, s.queries, s.heads, s.value_dim) {
+        out(1, s.queries, s.heads, s.value_dim),
+        k(1, s.kv_heads, s.keys, mha::row_elements<S>(s.dim)),
+        v(1, s.kv_heads, s.values_in_keys ? 0 : s.keys, mha::row_elements<S>(s.value_dim)) {
     std::uint32_t number = 1;
-    for (auto* t : {&q, &k, &v})
-      std::generate(t->begin(), t->end(), [&] {
-        number = number * 1664525u + 1013904223u;
-        return static_cast<T>(static_cast<float>(number >> 8) * 0x1p-23f - 1);
-      });
+    const auto next = [&number] {
+      number = number * 1664525u + 1013904223u;
+      return static_cast<float>(number >> 8) * 0x1p-23f - 1;
+    };
+    std::generate(q.begin(), q.end(), [&] { return static_cast<T>(next()); });
+    std::vector<float> row;
+    for (auto* t : {&k, &v}) {
+      const mha::Index width = t->extent(3);
+      row.resize(static_cast<std::size_t>(width - mha::row_lead<S>));
+      for (S* to = t->begin(); to != t->end(); to += width) {
+        std::generate(row.begin(), row.end(), next);
+        if constexpr (std::is_same_v<S, mha::scaled_int8>)
+          mha::quantize_row(row.data(), width - mha::row_lead<S>, to + mha::row_lead<S>);
+        else
+          std::transform(row.begin(), row.end(), to, [](float x) { return static_cast<S>(x); });
+      }
+    }
   }
 };
 
@@ -58,9 +73,9 @@ std::map<std::string, Result> results;
 std::vector<std::string> order;
 
 /// A round on some threads; run once before it is sampled.
-template <class T, class Threads> class Round {
+template <class T, class S, class Threads> class Round {
  public:
-  Round(Inputs<T>& in, const Shape& shape, const Result& result) : in_(in), shape_(shape), flop_(result.flop) {
+  Round(Inputs<T, S>& in, const Shape& shape, const Result& result) : in_(in), shape_(shape), flop_(result.flop) {
     our_calls_ = bench::calls_per_sample(clock_, [&] { attend(shape_.queries); });
     one_calls_ = bench::calls_per_sample(clock_, [&] { attend(1); });
     read_calls_ = bench::calls_per_sample(clock_, [&] { read(); });
@@ -81,21 +96,21 @@ template <class T, class Threads> class Round {
       last.extent[1] = queries;
       return last;
     };
-    const auto k = mha::view_bhld(in_.k.data(), 1, shape_.kv_heads, shape_.keys, shape_.dim);
-    auto v = mha::view_bhld(in_.v.data(), 1, shape_.kv_heads, shape_.keys, shape_.value_dim);
-    if (shape_.values_in_keys) {
-      v = k;
-      v.extent[3] = shape_.value_dim;
-    }
-    mha::attention_into<mha::CpuWith<Threads>>(part(in_.out.view()), part(in_.q.view()), k, v, mha::Causal{},
-                                               workspace_);
+    const auto numbers = [&](const mha::Tensor<S, 4>& rows, mha::Index dim) {
+      auto view = mha::view_bhld(rows.data() + mha::row_lead<S>, 1, shape_.kv_heads, shape_.keys, rows.extent(3));
+      view.extent[3] = dim;
+      return view;
+    };
+    const mha::ContiguousKv<S> kv{numbers(in_.k, shape_.dim),
+                                  numbers(shape_.values_in_keys ? in_.k : in_.v, shape_.value_dim)};
+    mha::attention_into<mha::CpuWith<Threads>>(part(in_.out.view()), part(in_.q.view()), kv, mha::Causal{}, workspace_);
   }
   void read() {
     for (const auto* t : {&in_.k, &in_.v})
-      bench::read_all<Threads>(reinterpret_cast<const float*>(t->data()), t->size() * sizeof(T) / sizeof(float));
+      bench::read_all<Threads>(reinterpret_cast<const float*>(t->data()), t->size() * sizeof(S) / sizeof(float));
   }
 
-  Inputs<T>& in_;
+  Inputs<T, S>& in_;
   Shape shape_;
   double flop_;
   int our_calls_ = 1, one_calls_ = 1, read_calls_ = 1;
@@ -103,14 +118,14 @@ template <class T, class Threads> class Round {
   static constexpr bench::Clock clock_ = bench::clock_of<Threads>();
 };
 
-template <class T> void decode(benchmark::State& state, const std::string& name, const Shape& s) {
-  Inputs<T> in(s);
+template <class T, class S> void decode(benchmark::State& state, const std::string& name, const Shape& s) {
+  Inputs<T, S> in(s);
   if (!results.count(name)) order.push_back(name);
   Result& result = results[name];
-  result.bytes = static_cast<double>((in.k.size() + in.v.size()) * sizeof(T));
+  result.bytes = static_cast<double>((in.k.size() + in.v.size()) * sizeof(S));
   result.flop = 2.0 * s.heads * (s.dim + s.value_dim) * s.queries * (s.keys - 0.5 * (s.queries - 1));
-  Round<T, mha::Serial> one(in, s, result);
-  Round<T, mha::ThreadPool> all(in, s, result);
+  Round<T, S, mha::Serial> one(in, s, result);
+  Round<T, S, mha::ThreadPool> all(in, s, result);
   for ([[maybe_unused]] auto _ : state) {
     one.sample(result.samples[0]);
     all.sample(result.samples[1]);
@@ -146,11 +161,11 @@ void print_table() {
   table.print();
 }
 
-template <class T> void add(const char* scalar, const Shape& s) {
+template <class T, class S = T> void add(const char* scalar, const Shape& s) {
   const std::string name = std::string(scalar) + (s.values_in_keys ? "/latent" : "") +
                            "/heads:" + std::to_string(s.heads) + "/" + std::to_string(s.kv_heads) +
                            "/Lk:" + std::to_string(s.keys) + "/Lq:" + std::to_string(s.queries);
-  bench::add(name, rounds, decode<T>, name, s);
+  bench::add(name, rounds, decode<T, S>, name, s);
 }
 
 }  // namespace
@@ -162,12 +177,14 @@ int main(int argc, char** argv) {
       for (const int queries : {1, 2, 4, 8, 16}) {
         add<float>("f32", {32, kv_heads, queries, keys});
         add<mha::bfloat16>("bf16", {32, kv_heads, queries, keys});
+        add<float, mha::scaled_int8>("int8", {32, kv_heads, queries, keys});
       }
     }
   for (const int keys : {4096, 32768})
     for (const int heads : {16, 128}) {
       add<float>("f32", latent(heads, 1, keys));
       add<mha::bfloat16>("bf16", latent(heads, 1, keys));
+      add<float, mha::scaled_int8>("int8", latent(heads, 1, keys));
     }
   return bench::run_all(argc, argv, print_table);
 }

@@ -39,6 +39,7 @@
 #define MHA_UNROLL_4 MHA_UNROLL_HOST(4)
 #define MHA_UNROLL_8 MHA_UNROLL_HOST(8)
 #define MHA_UNROLL_16 MHA_UNROLL_HOST(16)
+#define MHA_UNROLL_32 MHA_UNROLL_HOST(32)
 
 /// Whether this text is being compiled for a CUDA device.
 #if defined(__CUDA_ARCH__)

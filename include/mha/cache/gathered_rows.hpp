@@ -8,6 +8,7 @@
 #include "../core/check.hpp"
 #include "../core/copy.hpp"
 #include "../core/scalar.hpp"
+#include "../core/stored_row.hpp"
 #include "../core/view.hpp"
 #include "../policy/call_shape.hpp"
 #include "kv_source.hpp"
@@ -114,7 +115,7 @@ template <class T, class Source> struct GatherItems {
   }
   MHA_HOST_DEVICE static T element(const typename Source::Scalar* row, Index d) {
     if (row == nullptr) return T(0);
-    return static_cast<T>(static_cast<Accumulator<T>>(row[d]));
+    return static_cast<T>(stored_number<Accumulator<T>>(row, d));
   }
 };
 /// Source and offsets are where the items run.

@@ -4,6 +4,7 @@
 #include <cstddef>
 
 #include "../config.hpp"
+#include "../core/stored_row.hpp"
 
 namespace mha::inline MHA_NAMESPACE {
 
@@ -22,5 +23,18 @@ struct KvShape {
   /// Numbers that a position takes in a layer.
   std::size_t row_elements() const { return key_elements() + value_elements(); }
 };
+
+namespace detail {
+
+/// Elements of F that the rows of a position take in a layer: of its keys, and of its keys and values.
+template <class F> std::size_t stored_keys(const KvShape& shape) {
+  return static_cast<std::size_t>(shape.heads) * static_cast<std::size_t>(row_elements<F>(shape.dim));
+}
+template <class F> std::size_t stored_position(const KvShape& shape) {
+  return stored_keys<F>(shape) +
+         static_cast<std::size_t>(shape.heads) * static_cast<std::size_t>(row_elements<F>(shape.own_value_dim()));
+}
+
+}  // namespace detail
 
 }  // namespace mha::inline MHA_NAMESPACE

@@ -13,7 +13,8 @@
 
 namespace mha::inline MHA_NAMESPACE {
 
-/// Consecutive keys of one sequence and key/value head: row i is at key + i·key_stride, contiguous along D.
+/// Consecutive keys of one sequence and key/value head: row i is at key + i·key_stride, contiguous along D. A row of
+/// scaled_int8 has its scale before it (mha/core/stored_row.hpp).
 template <class T> struct KvRun {
   const T* key;
   const T* value;

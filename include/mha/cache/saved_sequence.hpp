@@ -64,11 +64,11 @@ template <class F> class SavedSequence {
     const std::string_view name = scalar_name<F>();
     std::memcpy(h.scalar, name.data(), name.size());
     bytes_.reserve(sizeof h +
-                   static_cast<std::size_t>(layers) * kept_positions(length, gone) * shape.row_elements() * sizeof(F));
+                   static_cast<std::size_t>(layers) * kept_positions(length, gone) * stored_position<F>(shape) * sizeof(F));
     put_bytes(&h, sizeof h);
   }
 
-  /// The rows of the next layer, (kept positions, Hkv·D + Hkv·Dv), or keys alone.
+  /// The rows of the next layer, (kept positions, Hkv·D + Hkv·Dv), or keys alone; of scaled_int8 with their scales.
   void put(std::span<const F> layer) { put_bytes(layer.data(), layer.size_bytes()); }
   std::vector<std::byte> bytes() && { return std::move(bytes_); }
 
@@ -115,7 +115,7 @@ template <class F> class SavedRows {
                 (header_.oldest == 0 ? header_.first_gone == 0 : header_.first_gone < header_.oldest),
             "restore: the saved sequence says that positions ", header_.first_gone, " to ",
             std::int64_t{header_.oldest} - 1, " are gone of ", header_.length);
-    row_bytes_ = shape.row_elements() * sizeof(F);
+    row_bytes_ = stored_position<F>(shape) * sizeof(F);
     layer_bytes_ = kept_positions(header_.length, gone()) * row_bytes_;
     const std::size_t expected = sizeof header_ + static_cast<std::size_t>(layers) * layer_bytes_;
     require(bytes.size() == expected, "restore: ", bytes.size(), " bytes, expected ", expected);

@@ -68,12 +68,19 @@ struct half {
   }
 };
 
+/// A number of a row that is stored in 8 bits: an integer from −127 to 127, to be multiplied by the scale of its row,
+/// which it does not know. Rows are read and written by mha/core/stored_row.hpp.
+struct scaled_int8 {
+  std::int8_t integer;
+};
+
 /// What a scalar is accumulated in; specialise it for a storage scalar of your own.
 template <class T> struct ScalarTraits { using Accumulator = T; };
 template <> struct ScalarTraits<half> { using Accumulator = float; };
 template <> struct ScalarTraits<bfloat16> { using Accumulator = float; };
+template <> struct ScalarTraits<scaled_int8> { using Accumulator = float; };
 
-/// float for half, bfloat16 and float; the scalar itself otherwise.
+/// float for scaled_int8, half, bfloat16 and float; the scalar itself otherwise.
 template <class T> using Accumulator = typename ScalarTraits<std::remove_cv_t<T>>::Accumulator;
 
 /// −∞ of a scalar: what a hidden logit is.
@@ -98,6 +105,8 @@ template <class T> constexpr const char* scalar_name() {
     return "half";
   else if constexpr (std::same_as<T, bfloat16>)
     return "bfloat16";
+  else if constexpr (std::same_as<T, scaled_int8>)
+    return "scaled_int8";
   else
     return "user scalar";
 }

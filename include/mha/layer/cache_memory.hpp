@@ -20,6 +20,7 @@
 #include "../core/borrowed.hpp"
 #include "../core/check.hpp"
 #include "../core/scalar.hpp"
+#include "../core/stored_row.hpp"
 #include "../core/tensor.hpp"
 #include "cache_rows.hpp"
 #include "step_numbers.hpp"
@@ -36,10 +37,10 @@ template <class Tiles> struct OnHostInTiles : OnHost { using CachedTiles = Tiles
 
 namespace detail {
 
-/// Whose memory the cache of a backend is in.
+/// Whose memory the cache of a backend is in. Tiles would be several times as large as rows of scaled_int8.
 template <class B, class F> struct CacheBackendOf { using type = std::conditional_t<computes_on_host<B>, OnHost, B>; };
 template <class B, class F>
-requires requires { typename B::template CachedTiles<F>; }
+requires(!std::same_as<F, scaled_int8>) && requires { typename B::template CachedTiles<F>; }
 struct CacheBackendOf<B, F> {
   using type = OnHostInTiles<typename B::template CachedTiles<F>>;
 };
@@ -105,11 +106,11 @@ const CacheSizes& checked_sizes(const KvShape& shape, const Storage& storage, co
 }
 
 template <class F> std::size_t position_bytes(const KvShape& shape, const CacheSizes& sizes) {
-  return shape.row_elements() * sizeof(F) * static_cast<std::size_t>(sizes.layers);
+  return stored_position<F>(shape) * sizeof(F) * static_cast<std::size_t>(sizes.layers);
 }
 template <class F>
 std::string sizes_in_words(const KvShape& shape, const CacheSizes& sizes, std::size_t all, std::size_t of_tiles) {
-  return std::string("; ") + scalar_name<F>() + ", " + std::to_string(shape.row_elements() * sizeof(F)) +
+  return std::string("; ") + scalar_name<F>() + ", " + std::to_string(stored_position<F>(shape) * sizeof(F)) +
          " bytes a position and layer; sequences " + std::to_string(sizes.sequences) + ", layers " +
          std::to_string(sizes.layers) + ", " + std::to_string(all) + " bytes in all" +
          (of_tiles > 0 ? ", of which " + std::to_string(of_tiles) + " are tiles of the matrix unit" : "");
@@ -127,8 +128,9 @@ template <class F, class B> class CacheMemory {
       : shape_(shape),
         backend_(backend),
         workspace_(std::move(workspace)),
-        key_(made(layers, shape.heads, rows, detail::blocks_of(shape.dim, tile_extents.depth) * tile_extents.depth)),
-        value_(made(layers, shape.heads, rows, shape.own_value_dim())),
+        key_(made(layers, shape.heads, rows,
+                  row_elements<F>(detail::blocks_of(shape.dim, tile_extents.depth) * tile_extents.depth))),
+        value_(made(layers, shape.heads, rows, row_elements<F>(shape.own_value_dim()))),
         tiles_(shape, layers, tiles) {}
 
   std::size_t bytes() const {
@@ -146,17 +148,21 @@ template <class F, class B> class CacheMemory {
       if (view.size() > 0) backend_.require_reachable(call, name, view.data);
   }
 
-  /// One layer's, (blocks, rows, Hkv, ·).
+  /// One layer's numbers, (blocks, rows, Hkv, ·).
   TensorView<const F, 4> key_blocks(Index layer) const { return blocks_of<const F>(key_.view(), layer, shape_.dim); }
   TensorView<const F, 4> value_blocks(Index layer) const {
     return blocks_of<const F>(shape_.values_in_keys ? key_.view() : value_.view(), layer, shape_.value_dim);
   }
-  /// One layer's, (blocks · rows, Hkv, ·): of values those that are stored beside the keys.
-  TensorView<F, 3> key_rows(Index layer) { return rows_of<F>(key_.view(), layer, shape_.dim); }
-  TensorView<const F, 3> key_rows(Index layer) const { return rows_of<const F>(key_.view(), layer, shape_.dim); }
-  TensorView<F, 3> value_rows(Index layer) { return rows_of<F>(value_.view(), layer, shape_.own_value_dim()); }
+  /// One layer's, (blocks · rows, Hkv, ·), with what leads a row: of values those that are stored beside the keys.
+  TensorView<F, 3> key_rows(Index layer) { return rows_of<F>(key_.view(), layer, row_elements<F>(shape_.dim)); }
+  TensorView<const F, 3> key_rows(Index layer) const {
+    return rows_of<const F>(key_.view(), layer, row_elements<F>(shape_.dim));
+  }
+  TensorView<F, 3> value_rows(Index layer) {
+    return rows_of<F>(value_.view(), layer, row_elements<F>(shape_.own_value_dim()));
+  }
   TensorView<const F, 3> value_rows(Index layer) const {
-    return rows_of<const F>(value_.view(), layer, shape_.own_value_dim());
+    return rows_of<const F>(value_.view(), layer, row_elements<F>(shape_.own_value_dim()));
   }
 
   /// A layer's rows of a step's sequences, kept in this storage by the book, with the tiles that are kept of them.
@@ -203,10 +209,10 @@ template <class F, class B> class CacheMemory {
   }
 
   /// to(…) of every layer's rows, one layer after another, on the host: (n, Hkv·D + Hkv·Dv), each row's keys before its
-  /// values. Whatever the layers, memory is allocated once.
+  /// values, with what leads them. Whatever the layers, memory is allocated once.
   template <class To> void read(std::span<const Index> rows, const To& to) const {
     if (rows.empty()) return;
-    const Index n = static_cast<Index>(rows.size()), width = static_cast<Index>(shape_.row_elements());
+    const Index n = static_cast<Index>(rows.size()), width = static_cast<Index>(stored_position<F>(shape_));
     Tensor<F, 2> here(n, width);
     if constexpr (computes_on_host<B>) {
       for (Index layer = 0; layer < layers(); ++layer) {
@@ -285,19 +291,19 @@ template <class F, class B> class CacheMemory {
   }
 
   template <class T> TensorView<T, 3> keys_of_saved(T* data, std::ptrdiff_t rows) const {
-    return saved(data, rows, shape_.dim);
+    return saved(data, rows, row_elements<F>(shape_.dim));
   }
   template <class T> TensorView<T, 3> values_of_saved(T* data, std::ptrdiff_t rows) const {
-    return saved(data + shape_.key_elements(), rows, shape_.own_value_dim());
+    return saved(data + stored_keys<F>(shape_), rows, row_elements<F>(shape_.own_value_dim()));
   }
   template <class T> TensorView<T, 3> saved(T* data, std::ptrdiff_t rows, Index dim) const {
     return {data,
             {static_cast<Index>(rows), shape_.heads, dim},
-            {static_cast<std::ptrdiff_t>(shape_.row_elements()), dim, 1}};
+            {static_cast<std::ptrdiff_t>(stored_position<F>(shape_)), dim, 1}};
   }
 
   template <class T> static TensorView<T, 4> blocks_of(const TensorView<T, 5>& all, Index layer, Index dim) {
-    return {all.pointer(layer, 0, 0, 0, 0),
+    return {all.pointer(layer, 0, 0, 0, 0) + row_lead<F>,
             {all.extent[2], all.extent[3], all.extent[1], dim},
             {all.stride[2], all.stride[3], all.stride[1], all.stride[4]}};
   }

@@ -9,6 +9,7 @@
 #include <type_traits>
 
 #include "../core/scalar.hpp"
+#include "../core/stored_row.hpp"
 #include "../core/view.hpp"
 
 /// Work on the rows of a cache's memory, for whatever machine the memory is of: by pieces, so that the threads of a
@@ -58,7 +59,12 @@ MHA_HOST_DEVICE void move_piece(const T* from, std::ptrdiff_t step, F* to, Index
   }
   to[i] = stored<T, F>(from[i * step]);
 }
+/// A row of numbers, or of the same elements, with what leads it.
 template <class T, class F> void move_row(const T* from, std::ptrdiff_t step, F* to, Index n) {
+  if constexpr (std::same_as<F, scaled_int8> && !std::same_as<T, F>) {
+    if (n > 0) quantize_row(from, n, to + row_lead<F>, step);
+    return;
+  }
   if constexpr (std::same_as<T, F>)
     if (step == 1) return static_cast<void>(std::copy_n(from, n, to));
   for (Index i = 0; i < n; ++i) to[i] = stored<T, F>(from[i * step]);
@@ -110,7 +116,8 @@ template <class T, class F> struct MoveRows {
 /// Row i of `rows` goes from row from_row[i] to row to_row[i]; null stands for i itself.
 ///
 /// Shapes    key (B, n, Hkv, D)  value (B, n, Hkv, Dv), either as (1, B·n, Hkv, ·) too; Dv may be 0
-///           to_key (R, Hkv, D)  to_value (R, Hkv, Dv)
+///           to_key (R, Hkv, D)  to_value (R, Hkv, Dv), of scaled_int8 row_elements() of them; from and to the same
+///           scaled_int8 both have as many
 template <class T, class F>
 MoveRows<T, F> move_rows(std::ptrdiff_t rows, const TensorView<const T, 4>& key, const TensorView<const T, 4>& value,
                          const TensorView<F, 3>& to_key, const TensorView<F, 3>& to_value, const Index* from_row,

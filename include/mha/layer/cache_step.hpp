@@ -27,7 +27,8 @@ namespace mha::inline MHA_NAMESPACE {
 namespace detail {
 
 /// What may be stored as F: numbers that are accumulated as F's are.
-template <class T, class F> constexpr bool stores = std::same_as<Accumulator<T>, Accumulator<F>>;
+template <class T, class F>
+constexpr bool stores = std::same_as<Accumulator<T>, Accumulator<F>> && !std::same_as<T, scaled_int8>;
 
 /// Rows (Σn, Hkv, ·) or (B, n, Hkv, ·) as (B, n, Hkv, ·).
 template <class T, class Owner> TensorView<const T, 4> cached_rows(const Owner& owner) {
@@ -214,6 +215,7 @@ template <class Cache> class CacheStep {
     static_assert(std::same_as<T, ScalarOf<V>>,
                   "mha: append() takes keys and values of one scalar (see "
                   "mha/layer/cache_step.hpp)");
+    check_numbers<T>();
     static_assert(
         detail::may_lie_in<K, Cache::memory>() && detail::may_lie_in<V, Cache::memory>(),
         "mha: append() takes keys and values in the memory of the cache: copy them first with mha::to_device() or "
@@ -225,6 +227,7 @@ template <class Cache> class CacheStep {
   /// The same for a cache that has its values in its keys, KvShape::values_in_keys.
   template <ViewableOfRank<3, 4> K> void append(Index layer, const K& key) const {
     using T = ScalarOf<K>;
+    check_numbers<T>();
     static_assert(detail::may_lie_in<K, Cache::memory>(),
                   "mha: append() takes keys in the memory of the cache: copy them first with mha::to_device() or "
                   "mha::to_host() (see mha/layer/cache_step.hpp)");
@@ -294,6 +297,11 @@ template <class Cache> class CacheStep {
   }
 
  private:
+  template <class T> static constexpr void check_numbers() {
+    static_assert(!std::same_as<T, scaled_int8>,
+                  "mha: append() takes numbers, which a cache of scaled_int8 rounds itself, not rows of scaled_int8 "
+                  "(see mha/layer/cache_step.hpp)");
+  }
   Cache& open(const char* call) const {
     detail::require(cache_ != nullptr, call, ": the step was committed");
     return *cache_;

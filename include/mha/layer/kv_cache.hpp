@@ -31,6 +31,8 @@ namespace mha::inline MHA_NAMESPACE {
 
 /// The keys and values of all layers of a model for several sequences, stored as F, in memory taken when it is made.
 ///
+/// Stored    F is the layer's scalar, or one that is accumulated as it is: half and bfloat16 of a layer of float, or
+///           scaled_int8, whose rows are rounded as quantize_row() says and are on the host alone
 /// Storage   Contiguous, Ring or Paged (mha/cache/storage.hpp)
 /// Memory    the host's, where that of a layer on Systolic keeps once more what the unit reads in another order; or
 ///           that of a backend B with memory of its own, such as Cuda; books stay on the host. What the cache does
@@ -47,6 +49,10 @@ namespace mha::inline MHA_NAMESPACE {
 ///
 ///   auto cache = mha::make_cache(layer, mha::Contiguous{.length = 4096});
 template <class Storage, class F, class B = OnHost> class KvCache : public CachePages<KvCache<Storage, F, B>, Storage> {
+  static_assert(!std::same_as<F, scaled_int8> || detail::memory_of<B> == Memory::host,
+                "mha: a cache of scaled_int8 is in the host's memory, and this backend has its own: store the layer's "
+                "scalar (see mha/layer/kv_cache.hpp)");
+
  public:
   static constexpr Memory memory = detail::memory_of<B>;
   using Scalar = F;
@@ -262,7 +268,7 @@ template <class Storage, class F, class B = OnHost> class KvCache : public Cache
       const detail::Gone gone = book_.gone(slot, 0);  // of a smaller Ring more than were gone
       const detail::Gone but = shared > 0 ? detail::Gone{0, shared} : gone;
       const std::vector<Index> rows = detail::kept_rows(book_, slot, saved.length(), but);
-      Tensor<F, 2> of_layer(static_cast<Index>(rows.size()), static_cast<Index>(shape_.row_elements()));
+      Tensor<F, 2> of_layer(static_cast<Index>(rows.size()), static_cast<Index>(detail::stored_position<F>(shape_)));
       for (Index layer = 0; layer < sizes_.layers && !rows.empty(); ++layer) {
         saved.take(of_layer, but);
         memory_.fill(layer, rows, of_layer);
@@ -317,7 +323,7 @@ template <class Storage, class F, class B = OnHost> class KvCache : public Cache
   template <class T, class Run>
   void write(Index layer, const TensorView<const T, 4>& key, const TensorView<const T, 4>& value,
              std::uint64_t weights_version, const Run& run) {
-    static_assert(detail::stores<T, F>,
+    static_assert(detail::stores<T, F> || std::same_as<T, scaled_int8>,  // which append() refuses
                   "mha: the cache's scalar has another accumulator than the layer's: float, half and bfloat16 store "
                   "each other, double itself (see mha/layer/kv_cache.hpp)");
     if constexpr (detail::stores<T, F>) {

@@ -9,6 +9,7 @@
 
 #include "../../cache/kv_source.hpp"
 #include "../../config.hpp"
+#include "../../core/stored_row.hpp"
 #include "../../core/workspace.hpp"
 
 namespace mha::inline MHA_NAMESPACE::detail::cpu {
@@ -57,8 +58,8 @@ template <class T, class Call> class NearKv {
     const Index b = head / call_.kv_heads, g = head % call_.kv_heads, n = call_.keys(b);
     for (Index k = 0; k < n;) {
       const KvRun<T> from = call_.kv.run(b, g, k, n), to = run(b, g, k, n);
-      copy_rows(from.key, from.key_stride, from.count, call_.head_dim, const_cast<T*>(to.key));
-      copy_rows(from.value, from.value_stride, from.count, call_.value_dim, const_cast<T*>(to.value));
+      copy_rows(from.key, from.key_stride, from.count, key_row_, const_cast<T*>(to.key));
+      copy_rows(from.value, from.value_stride, from.count, value_row_, const_cast<T*>(to.value));
       k += from.count;
     }
   }
@@ -66,10 +67,9 @@ template <class T, class Call> class NearKv {
   Index keys(Index b) const { return call_.keys(b); }
   KvRun<T> run(Index b, Index g, Index begin, Index end) const {
     const std::ptrdiff_t n = call_.keys(b);
-    const T* const head = rows_ + (first_[b] * call_.kv_heads + g * n) * row();
-    return {head + std::ptrdiff_t{begin} * call_.head_dim,
-            head + n * call_.head_dim + std::ptrdiff_t{begin} * call_.value_dim, call_.head_dim, call_.value_dim,
-            end - begin};
+    const T* const head = rows_ + (first_[b] * call_.kv_heads + g * n) * row() + row_lead<T>;
+    return {head + std::ptrdiff_t{begin} * key_row_, head + n * key_row_ + std::ptrdiff_t{begin} * value_row_, key_row_,
+            value_row_, end - begin};
   }
 
  private:
@@ -81,6 +81,8 @@ template <class T, class Call> class NearKv {
 
   NearKv(const Call& call, std::int64_t tiles)
       : call_(call),
+        key_row_(row_elements<T>(call.head_dim)),
+        value_row_(row_elements<T>(call.value_dim)),
         sequences_(tiles >= std::int64_t{least_tiles} * call.kv_heads && one_for_all() ? 1 : call.shape.batch) {
     for (Index b = 0; b < sequences_; ++b) all_keys_ += call.keys(b);
   }
@@ -112,7 +114,7 @@ template <class T, class Call> class NearKv {
     return all;
   }
   std::int64_t all_heads() const { return std::int64_t{sequences_} * call_.kv_heads; }
-  std::ptrdiff_t row() const { return std::ptrdiff_t{call_.head_dim} + call_.value_dim; }
+  std::ptrdiff_t row() const { return std::ptrdiff_t{key_row_} + value_row_; }
   double elements(std::int64_t keys) const {
     return static_cast<double>(keys) * static_cast<double>(call_.kv_heads) * static_cast<double>(row());
   }
@@ -131,12 +133,14 @@ template <class T, class Call> class NearKv {
     return true;
   }
 
-  static void copy_rows(const T* from, std::ptrdiff_t stride, Index n, Index dim, T* to) {
+  static void copy_rows(const T* from, std::ptrdiff_t stride, Index n, Index elements, T* to) {
     // No pointer is moved behind the last row, which may be where the address space ends.
-    for (Index i = 0; i < n; ++i) std::copy_n(from + i * stride, dim, to + std::ptrdiff_t{i} * dim);
+    for (Index i = 0; i < n; ++i)
+      std::copy_n(from + i * stride - row_lead<T>, elements, to + std::ptrdiff_t{i} * elements - row_lead<T>);
   }
 
   const Call& call_;
+  const Index key_row_, value_row_;  ///< elements of a row
   const Index sequences_;  ///< that are copied
   std::int64_t all_keys_ = 0;
   std::int64_t* first_ = nullptr;  ///< of each sequence of the call, among the keys of all that are copied

@@ -9,6 +9,7 @@
 #include <type_traits>
 
 #include "../../core/check.hpp"
+#include "../../core/stored_row.hpp"
 #include "../../core/view.hpp"
 #include "../backend.hpp"
 #include "../executor.hpp"
@@ -73,7 +74,11 @@ template <class A, class T> Rows<A> read_rows(const TensorView<const T, 2>& from
   if constexpr (std::is_same_v<T, A>)
     if (from.stride[1] == 1 && from.stride[0] >= width) return {from.data, from.stride[0]};
   for (Index r = 0; r < rows; ++r)
-    for (Index i = 0; i < width; ++i) copy[std::ptrdiff_t{r} * width + i] = static_cast<A>(from(r, i));
+    for (Index i = 0; i < width; ++i)
+      if constexpr (std::is_same_v<T, scaled_int8>)
+        copy[std::ptrdiff_t{r} * width + i] = stored_number<A>(from.pointer(r, 0), i);
+      else
+        copy[std::ptrdiff_t{r} * width + i] = static_cast<A>(from(r, i));
   return {copy, width};
 }
 

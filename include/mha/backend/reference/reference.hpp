@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "../../core/online_softmax.hpp"
+#include "../../core/stored_row.hpp"
 #include "../backend.hpp"
 #include "../backward.hpp"
 #include "backward.hpp"
@@ -59,7 +60,7 @@ struct Reference {
           A* const sum = sums.data();
           for (const auto& [k, weight] : row) {
             const auto* const value = call.kv.run(b, call.kv_head(h), k, k + 1).value;
-            for (Index d = 0; d < call.value_dim; ++d) sum[d] += weight * A(value[d]);
+            for (Index d = 0; d < call.value_dim; ++d) sum[d] += weight * detail::stored_number<A>(value, d);
           }
           T* const out = call.output(b, i, h);
           for (Index d = 0; d < call.value_dim; ++d) out[d * call.out.stride[3]] = T(sum[d]);
@@ -111,7 +112,7 @@ struct Reference {
       if (!call.mask(b, h, position, k)) continue;
       const auto* const key = call.kv.run(b, g, k, k + 1).key;
       A dot(0);
-      for (Index d = 0; d < call.head_dim; ++d) dot += A(query[d * call.q.stride[3]]) * A(key[d]);
+      for (Index d = 0; d < call.head_dim; ++d) dot += A(query[d * call.q.stride[3]]) * detail::stored_number<A>(key, d);
       const A logit = call.score(A(call.scale * dot), b, h, position, k);
       if (!(logit == minus_infinity<A>())) row.push_back({k, logit});
     }

@@ -53,17 +53,18 @@ struct LineRanges {
   Index count = 0;
 };
 
-/// The lines of rows of `dim` elements, in `to`, which has room for as many ranges as there are rows.
+/// The lines of rows of `dim` numbers, in `to`, which has room for as many ranges as there are rows.
 template <class T> LineRanges line_ranges(const RowRuns<T>& rows, Index dim, LineRange* to) {
   constexpr std::ptrdiff_t line = LineRange::line;
   LineRange* at = to;
+  const Index width = row_elements<T>(dim);
   for (const StoredRows<T>* run = rows.data; dim > 0 && run != rows.data + rows.count; ++run) {
-    const bool joined = run->stride == dim;  // rows without a gap are one
+    const bool joined = run->stride == width;  // rows without a gap are one
     const Index ranges = joined ? std::min(run->count, Index{1}) : run->count;
-    const std::ptrdiff_t elements = joined ? std::ptrdiff_t{dim} * run->count : dim;
+    const std::ptrdiff_t elements = joined ? std::ptrdiff_t{width} * run->count : width;
     const std::ptrdiff_t bytes = elements * static_cast<std::ptrdiff_t>(sizeof(T));
     const std::ptrdiff_t whole = (bytes + line - 1) / line * line;
-    const T* row = run->data;
+    const T* row = run->data - row_lead<T>;
     for (LineRange* const end = at + ranges; at != end; ++at, row += run->stride) {
       const std::ptrdiff_t before = LineRange::in_line(row);
       const char* const begin = reinterpret_cast<const char*>(row) - (before + bytes > whole ? 0 : before);
@@ -103,6 +104,25 @@ class Ahead {
 template <class V, class I> MHA_ALWAYS_INLINE void first_of_pairs(V& x, const I& pairs) { x = V(pairs << 16); }
 template <class V, class I> MHA_ALWAYS_INLINE void second_of_pairs(V& x, const I& pairs) { x = V(pairs & 0xffff0000u); }
 
+/// Elements of T that are loaded as a word of 32 bits and taken out of it: widening memory would take longer.
+template <class A, class T>
+inline constexpr int in_word = !std::is_same_v<A, float>           ? 1
+                               : std::is_same_v<T, bfloat16>    ? 2
+                               : std::is_same_v<T, scaled_int8> ? 4
+                                                                : 1;
+/// The i-th element of each word, widened; of scaled_int8 the integer.
+template <int Count, class V, class I> MHA_ALWAYS_INLINE void element_of_words(V& x, const I& words, int i) {
+  if constexpr (Count == 2) {
+    if (i == 0)
+      first_of_pairs(x, words);
+    else
+      second_of_pairs(x, words);
+  } else {
+    typedef std::int32_t Signed __attribute__((vector_size(sizeof(I))));
+    x = __builtin_convertvector(Signed(words << (24 - 8 * i)) >> 24, V);
+  }
+}
+
 /// s (Rows, n), rows `s_stride` apart, = q (Rows, dim) · keysᵀ (dim, n), of the keys of each run, at one stride,
 /// as many as fill registers; dim is a multiple of columns_of().
 template <class A, class T, int Rows> struct FewScoresBody {
@@ -112,7 +132,7 @@ template <class A, class T, int Rows> struct FewScoresBody {
     constexpr int W = Vector<A, Isa>::width;
     // Of keys: chains enough to hide the latency of a multiply-add. Whole words in two registers would read more rows
     // at once than the first cache has ways for.
-    constexpr int registers = Rows <= (in_pairs ? 4 : 2) ? 2 : 1;
+    constexpr int registers = Rows <= (per_word > 1 ? 4 : 2) ? 2 : 1;
     Ahead ahead(next);
     const std::ptrdiff_t stride = keys.data->stride;
     const T* waiting = nullptr;  // for the keys of a second register, which may be of the next run
@@ -134,12 +154,13 @@ template <class A, class T, int Rows> struct FewScoresBody {
 
   /// Elements of a key that are loaded together.
   template <class Isa> static constexpr int columns_of() {
-    if (in_pairs) return 2 * columns_at_once<vector_t<float, Isa>>;
+    if (per_word > 1) return per_word * columns_at_once<vector_t<float, Isa>>;
     return std::is_same_v<A, T> ? columns_at_once<vector_t<A, Isa>> : Vector<A, Isa>::width;
   }
 
  private:
-  static constexpr bool in_pairs = std::is_same_v<T, bfloat16> && std::is_same_v<A, float>;
+  static constexpr int per_word = in_word<A, T>;
+  static constexpr bool scales = std::is_same_v<T, scaled_int8>;
 
   /// Registers of keys.
   template <class Isa, int Registers>
@@ -154,16 +175,24 @@ template <class A, class T, int Rows> struct FewScoresBody {
       MHA_UNROLL_2
       for (int g = 0; g < Registers; ++g) sum[r][g] = V{};
     }
+    [[maybe_unused]] V scale[std::size_t{Registers}];
+    if constexpr (scales) {
+      MHA_UNROLL_2
+      for (int g = 0; g < Registers; ++g) load_scales(scale[g], g == 0 ? first : second, stride);
+    }
     for (Index d = 0; d < dim; d += columns) {
       Loaded<Isa> key[std::size_t{Registers}];
       MHA_UNROLL_2
       for (int g = 0; g < Registers; ++g) load_keys<Isa>(key[g], (g == 0 ? first : second) + d, stride);
-      MHA_UNROLL_16
+      MHA_UNROLL_32
       for (int c = 0; c < columns; ++c) {
         ahead.template ask<Registers * W * columns* static_cast<int>(sizeof(T)), columns>(c);
         V x[std::size_t{Registers}];
         MHA_UNROLL_2
-        for (int g = 0; g < Registers; ++g) column<Isa>(x[g], key[g], c);
+        for (int g = 0; g < Registers; ++g) {
+          column<Isa>(x[g], key[g], c);
+          if constexpr (scales) x[g] = x[g] * scale[g];
+        }
         MHA_UNROLL_8
         for (int r = 0; r < Rows; ++r) {
           multiply_add_all<Registers * Rows == 1, 2>(sum[r], q[r * std::ptrdiff_t{dim} + d + c], x);
@@ -179,16 +208,24 @@ template <class A, class T, int Rows> struct FewScoresBody {
     }
   }
 
-  /// Columns of keys as they were loaded: words of storage, or pairs of them.
+  /// Those of as many rows as a register has lanes.
+  template <class V> MHA_ALWAYS_INLINE static void load_scales(V& scale, const T* rows, std::ptrdiff_t stride) {
+    constexpr int W = sizeof(V) / sizeof(A);
+    A of_row[std::size_t{W}];
+    for (int i = 0; i < W; ++i) of_row[i] = row_scale(rows + i * stride);
+    load(scale, of_row);
+  }
+
+  /// Columns of keys as they were loaded: numbers, or words of several.
   template <class Isa> struct Columns {
-    using Register = std::conditional_t<in_pairs, typename Vector<float, Isa>::int_type, vector_t<A, Isa>>;
-    static constexpr int count = in_pairs ? columns_of<Isa>() / 2 : columns_of<Isa>();
+    using Register = std::conditional_t<(per_word > 1), typename Vector<float, Isa>::int_type, vector_t<A, Isa>>;
+    static constexpr int count = columns_of<Isa>() / per_word;
     using type = Register[std::size_t{count}];
   };
   template <class Isa> using Loaded = typename Columns<Isa>::type;
 
   template <class Isa> MHA_ALWAYS_INLINE static void load_keys(Loaded<Isa>& key, const T* from, std::ptrdiff_t stride) {
-    if constexpr (in_pairs || std::is_same_v<A, T>) {
+    if constexpr (per_word > 1 || std::is_same_v<A, T>) {
       load_columns(key, reinterpret_cast<const char*>(from), stride * static_cast<std::ptrdiff_t>(sizeof(T)));
     } else {
       constexpr int W = Vector<A, Isa>::width;
@@ -199,12 +236,10 @@ template <class A, class T, int Rows> struct FewScoresBody {
   }
 
   template <class Isa> MHA_ALWAYS_INLINE static void column(vector_t<A, Isa>& x, const Loaded<Isa>& key, int c) {
-    if constexpr (!in_pairs)
+    if constexpr (per_word == 1)
       x = key[c];
-    else if (c % 2 == 0)
-      first_of_pairs(x, key[c / 2]);
     else
-      second_of_pairs(x, key[c / 2]);
+      element_of_words<per_word>(x, key[c / per_word], c % per_word);
   }
 };
 
@@ -326,6 +361,7 @@ template <class A, class T, int Rows> struct FewValuesBody {
       for (Index n = run->count; n > 0; --n, value += stride, ++p) {
         V v[std::size_t{Vectors}];
         load_values<Isa>(v, value);
+        scale_values(v, value - d);
         MHA_UNROLL_8
         for (int r = 0; r < Rows; ++r) {
           ahead.template ask<Vectors * W* static_cast<int>(sizeof(T)), Rows>(r);
@@ -351,6 +387,11 @@ template <class A, class T, int Rows> struct FewValuesBody {
         if (d == 0) part.sum[r] = lanes[0];
       }
     }
+  }
+
+  template <class V, std::size_t Vectors> MHA_ALWAYS_INLINE static void scale_values(V (&v)[Vectors], const T* row) {
+    MHA_UNROLL_8
+    for (std::size_t j = 0; j < Vectors; ++j) scale_by_row(v[j], row);
   }
 
   // Registers of 16-bit values come in pairs, of even and of odd columns; sums in memory are in order.

@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "../../core/scalar.hpp"
+#include "../../core/stored_row.hpp"
 #include "isa.hpp"
 #include "vector.hpp"
 
@@ -25,16 +26,37 @@ template <int W, class I> MHA_ALWAYS_INLINE void load_zero_extended(I& w, const 
   w = __builtin_convertvector(*stored, I);
 }
 
+/// A member, because g++ takes no local type of bytes for a vector.
+template <int W> struct Bytes { typedef std::int8_t type __attribute__((vector_size(W), aligned(1), may_alias)); };
+/// W integers of 8 bits at any address, each in 32 bits.
+template <int W, class I> MHA_ALWAYS_INLINE void load_sign_extended(I& w, const void* from) {
+  using Stored = typename Bytes<W>::type;
+  typedef std::int32_t Signed __attribute__((vector_size(sizeof(I))));
+  const Stored* const stored = static_cast<const Stored*>(from);
+#if MHA_WIDE_ASM
+  if constexpr (sizeof(I) > 16) {
+    asm("vpmovsxbd %1, %0" : "=v"(w) : "m"(*stored));
+    return;
+  }
+#endif
+  w = I(__builtin_convertvector(*stored, Signed));
+}
+
 /// Whether half is converted by an instruction: as its conversion to float and back does it, but a signalling NaN
 /// becomes a quiet one.
 template <class Isa> inline constexpr bool has_half = (MHA_WIDE_ASM || MHA_HALF_VECTORS) && Isa::register_bytes > 16;
 
 /// One register of A from storage T: float and double as they are, bfloat16 and half exactly what their conversion to
-/// float gives, NaN payloads included.
+/// float gives, NaN payloads included; of scaled_int8 the integers.
 template <class A, class Isa, class T> MHA_ALWAYS_INLINE void load_widened(vector_t<A, Isa>& v, const T* from) {
   constexpr int W = Vector<A, Isa>::width;
   if constexpr (std::is_same_v<A, T>) {
     load(v, from);
+  } else if constexpr (std::is_same_v<T, scaled_int8>) {
+    typedef std::int32_t Signed __attribute__((vector_size(sizeof(vector_t<A, Isa>))));
+    typename Vector<A, Isa>::int_type w;
+    load_sign_extended<W>(w, from);
+    v = __builtin_convertvector(Signed(w), vector_t<A, Isa>);
   } else if constexpr (std::is_same_v<A, float> && (std::is_same_v<T, bfloat16> || std::is_same_v<T, half>)) {
     using V = vector_t<float, Isa>;
     using I = typename Vector<float, Isa>::int_type;
@@ -129,6 +151,16 @@ template <class A, class Isa, class T> MHA_ALWAYS_INLINE void store_narrowed(T* 
   }
 }
 
+/// Numbers of a stored row in v, multiplied by the row's scale if it has one.
+template <class V, class T> MHA_ALWAYS_INLINE void scale_by_row([[maybe_unused]] V& v, [[maybe_unused]] const T* row) {
+  if constexpr (std::is_same_v<T, scaled_int8>) {
+    typedef float Scale __attribute__((aligned(1), may_alias));
+    V scale;
+    broadcast(scale, *reinterpret_cast<const Scale*>(row - row_lead<T>));
+    v = v * scale;
+  }
+}
+
 /// to (n, dim), rows one after another, from n rows of storage at a stride, which of a single row may be any.
 template <class A, class T> struct WidenBody {
   template <class Isa>
@@ -140,9 +172,10 @@ template <class A, class T> struct WidenBody {
       for (; d + W <= dim; d += W) {
         vector_t<A, Isa> v;
         load_widened<A, Isa>(v, row + d);
+        scale_by_row(v, row);
         store(to + d, v);
       }
-      for (; d < dim; ++d) to[d] = static_cast<A>(row[d]);
+      for (; d < dim; ++d) to[d] = stored_number<A>(row, d);
     }
   }
 };

@@ -10,6 +10,7 @@
 
 #include "../../config.hpp"
 #include "../../core/scalar.hpp"
+#include "../../core/stored_row.hpp"
 #include "../simd/isa.hpp"
 #include "../simd/transpose.hpp"
 #include "../simd/vector.hpp"
@@ -21,7 +22,7 @@ namespace mha::inline MHA_NAMESPACE::detail::systolic {
 
 inline bool is_finite(bfloat16 x) { return (x.bits & 0x7f80u) != 0x7f80u; }
 
-/// Where rows of numbers lie: number d of row i at first + i·row_stride + d·stride.
+/// Where rows of numbers lie: number d of row i at first + i·row_stride + d·stride; of scaled_int8 stride is 1.
 template <class T> struct StridedRows {
   T* first;
   std::ptrdiff_t row_stride, stride;
@@ -40,7 +41,14 @@ template <class T> struct RoundRowsBody {
       for (Index d = 0; d < from.width; d += tile_depth, chunk += chunk_stride) {
         const T* const first = from.first + i * from.row_stride + d * from.stride;
         fetch(first, static_cast<std::uintptr_t>(ahead) * static_cast<std::uintptr_t>(from.row_stride));
-        round_elements<1, Isa>(first, from.stride, std::min(tile_depth, from.width - d), chunk, 0);
+        const Index count = std::min(tile_depth, from.width - d);
+        if constexpr (std::is_same_v<T, scaled_int8>) {
+          float numbers[tile_depth];
+          for (Index n = 0; n < tile_depth; ++n) numbers[n] = n < count ? stored_number<float>(first - d, d + n) : 0.0f;
+          round_run<1, Isa>(numbers, chunk, 0);
+        } else {
+          round_elements<1, Isa>(first, from.stride, count, chunk, 0);
+        }
       }
     }
   }

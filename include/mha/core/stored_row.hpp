@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <type_traits>
+
+#include "../config.hpp"
+#include "scalar.hpp"
+
+/// How a key or a value of one head lies in memory: its numbers one after another, those of scaled_int8 behind their
+/// scale.
+namespace mha::inline MHA_NAMESPACE {
+
+/// Elements of T that lie before the first number of a row: those of a scaled_int8 row's scale, a float32 at any
+/// address.
+template <class T> inline constexpr Index row_lead = 0;
+template <> inline constexpr Index row_lead<scaled_int8> = sizeof(float) / sizeof(scaled_int8);
+
+/// Elements of T that a row of n numbers takes, its lead among them; none if n is 0.
+template <class T> constexpr Index row_elements(Index n) { return n == 0 ? 0 : n + row_lead<T>; }
+
+/// The scale of a row whose first number is at `row`.
+inline float row_scale(const scaled_int8* row) {
+  float scale;
+  std::memcpy(&scale, row - row_lead<scaled_int8>, sizeof scale);
+  return scale;
+}
+
+/// Rounds n numbers, `stride` apart, to a row of scaled_int8 whose first number is to be at `to`, behind its scale.
+///
+/// Formula   scale = max |x| / 127, integer = x / scale, rounded to nearest even
+/// Numerics  a number is changed by max |x| / 254 at most. The row is NaN if one of its numbers is NaN or infinite,
+///           and 0 if all are below 1e-30; numbers beyond 3.4e38 become 3.4e38
+template <class T>
+void quantize_row(const T* from, Index n, scaled_int8* to, std::ptrdiff_t stride = 1) {
+  constexpr float least = 1e-30f, most = 3.4e38f;
+  const auto number = [&](Index i) { return static_cast<float>(from[i * stride]); };
+  std::uint32_t highest = 0;  // |x| as an integer is in the order of |x|, infinity and NaN above all
+  for (Index i = 0; i < n; ++i)
+    highest = std::max(highest, __builtin_bit_cast(std::uint32_t, number(i)) & std::uint32_t{0x7fffffff});
+  const float largest = std::min(__builtin_bit_cast(float, highest), most);
+  const bool finite = highest < 0x7f800000u, zero = !finite || largest < least;
+  const float scale = !finite ? std::numeric_limits<float>::quiet_NaN() : zero ? 0.0f : largest / 127.0f;
+  const float factor = zero ? 0.0f : 127.0f / largest;
+  constexpr float bias = 0x1.8p23f;  // the sum with it is rounded to an integer, which is in its lower bits
+  std::memcpy(static_cast<void*>(to - row_lead<scaled_int8>), &scale, sizeof scale);
+  for (Index i = 0; i < n; ++i)
+    to[i].integer = zero ? std::int8_t{0} : static_cast<std::int8_t>(__builtin_bit_cast(std::int32_t, number(i) * factor + bias) -
+                                                                  __builtin_bit_cast(std::int32_t, bias));
+}
+
+namespace detail {
+
+/// Number i of a stored row, in A.
+template <class A, class T> MHA_HOST_DEVICE A stored_number(const T* row, Index i) {
+  if constexpr (std::is_same_v<T, scaled_int8>)
+    return A(static_cast<float>(row[i].integer) * row_scale(row));
+  else
+    return A(row[i]);
+}
+
+}  // namespace detail
+
+/// The n numbers of a row, as float.
+inline void read_row(const scaled_int8* row, Index n, float* to) {
+  for (Index i = 0; i < n; ++i) to[i] = detail::stored_number<float>(row, i);
+}
+
+}  // namespace mha::inline MHA_NAMESPACE
