@@ -35,8 +35,7 @@ inline float row_scale(const scaled_int8* row) {
 /// Formula   scale = max |x| / 127, integer = x / scale, rounded to nearest even
 /// Numerics  a number is changed by max |x| / 254 at most. The row is NaN if one of its numbers is NaN or infinite,
 ///           and 0 if all are below 1e-30; numbers beyond 3.4e38 become 3.4e38
-template <class T>
-void quantize_row(const T* from, Index n, scaled_int8* to, std::ptrdiff_t stride = 1) {
+template <class T> void quantize_row(const T* from, Index n, scaled_int8* to, std::ptrdiff_t stride = 1) {
   constexpr float least = 1e-30f, most = 3.4e38f;
   const auto number = [&](Index i) { return static_cast<float>(from[i * stride]); };
   std::uint32_t highest = 0;  // |x| as an integer is in the order of |x|, infinity and NaN above all
@@ -49,8 +48,9 @@ void quantize_row(const T* from, Index n, scaled_int8* to, std::ptrdiff_t stride
   constexpr float bias = 0x1.8p23f;  // the sum with it is rounded to an integer, which is in its lower bits
   std::memcpy(static_cast<void*>(to - row_lead<scaled_int8>), &scale, sizeof scale);
   for (Index i = 0; i < n; ++i)
-    to[i].integer = zero ? std::int8_t{0} : static_cast<std::int8_t>(__builtin_bit_cast(std::int32_t, number(i) * factor + bias) -
-                                                                  __builtin_bit_cast(std::int32_t, bias));
+    to[i].integer = zero ? std::int8_t{0}
+                         : static_cast<std::int8_t>(__builtin_bit_cast(std::int32_t, number(i) * factor + bias) -
+                                                    __builtin_bit_cast(std::int32_t, bias));
 }
 
 namespace detail {
