@@ -32,10 +32,13 @@ namespace detail {
 ///
 /// Items that have an order of their own for many rows on the host tell it by a member run_rows(begin, end).
 template <Items I> void run_rows(const I& items, std::ptrdiff_t begin, std::ptrdiff_t end) {
-  if constexpr (requires { items.run_rows(begin, end); }) return items.run_rows(begin, end);
-  const I local = items;  // what the items write cannot change it, so that the compiler keeps it in registers
-  for (std::ptrdiff_t row = begin; row < end; ++row)
-    for (Index column = 0; column < local.columns; ++column) local(row, column);
+  if constexpr (requires { items.run_rows(begin, end); }) {
+    items.run_rows(begin, end);
+  } else {
+    const I local = items;  // what the items write cannot change it, so that the compiler keeps it in registers
+    for (std::ptrdiff_t row = begin; row < end; ++row)
+      for (Index column = 0; column < local.columns; ++column) local(row, column);
+  }
 }
 template <Items I> void run_serially(const I& items) { run_rows(items, 0, items.rows); }
 

@@ -72,6 +72,8 @@ struct half {
 /// which it does not know. Rows are read and written by mha/core/stored_row.hpp.
 struct scaled_int8 {
   std::int8_t integer;
+
+  scaled_int8() = default;  // and no other: scaled_int8(0.5f) would initialise an aggregate
 };
 
 /// What a scalar is accumulated in; specialise it for a storage scalar of your own.

@@ -63,11 +63,11 @@ MHA_HOST_DEVICE void move_piece(const T* from, std::ptrdiff_t step, F* to, Index
 template <class T, class F> void move_row(const T* from, std::ptrdiff_t step, F* to, Index n) {
   if constexpr (std::same_as<F, scaled_int8> && !std::same_as<T, F>) {
     if (n > 0) quantize_row(from, n, to + row_lead<F>, step);
-    return;
+  } else {
+    if constexpr (std::same_as<T, F>)
+      if (step == 1) return static_cast<void>(std::copy_n(from, n, to));
+    for (Index i = 0; i < n; ++i) to[i] = stored<T, F>(from[i * step]);
   }
-  if constexpr (std::same_as<T, F>)
-    if (step == 1) return static_cast<void>(std::copy_n(from, n, to));
-  for (Index i = 0; i < n; ++i) to[i] = stored<T, F>(from[i * step]);
 }
 
 /// Writes keys and values from rows to rows, converted: Items, whose rows are those of the heads, row after row, and

@@ -151,12 +151,23 @@ template <class A, class Isa, class T> MHA_ALWAYS_INLINE void store_narrowed(T* 
   }
 }
 
+/// The scale of a stored row in every lane.
+template <class V> MHA_ALWAYS_INLINE void broadcast_scale(V& v, const scaled_int8* row) {
+#if MHA_WIDE_ASM
+  typedef float Scale __attribute__((aligned(1), may_alias));
+  if constexpr (sizeof(V) > 16) {
+    asm("vbroadcastss %1, %0" : "=v"(v) : "m"(*reinterpret_cast<const Scale*>(row - row_lead<scaled_int8>)));
+    return;
+  }
+#endif
+  broadcast(v, row_scale(row));
+}
+
 /// Numbers of a stored row in v, multiplied by the row's scale if it has one.
 template <class V, class T> MHA_ALWAYS_INLINE void scale_by_row([[maybe_unused]] V& v, [[maybe_unused]] const T* row) {
   if constexpr (std::is_same_v<T, scaled_int8>) {
-    typedef float Scale __attribute__((aligned(1), may_alias));
     V scale;
-    broadcast(scale, *reinterpret_cast<const Scale*>(row - row_lead<T>));
+    broadcast_scale(scale, row);
     v = v * scale;
   }
 }
