@@ -13,6 +13,7 @@
 #include <mha/core/stored_row.hpp>
 
 #include "compare.hpp"
+#include "eight_bits.hpp"
 #include "random.hpp"
 
 namespace {
@@ -30,7 +31,7 @@ struct Row {
 
   template <class T>
   explicit Row(const std::vector<T>& numbers, Index count, std::ptrdiff_t stride = 1)
-      : memory(static_cast<std::size_t>(1 + 4 + count + 1), scaled_int8{77}), n(count) {
+      : memory(static_cast<std::size_t>(1 + 4 + count + 1), support::eight_bits(77)), n(count) {
     mha::quantize_row(numbers.data(), n, memory.data() + 5, stride);
     EXPECT_EQ(memory.front().integer, 77);
     EXPECT_EQ(memory.back().integer, 77);
@@ -164,7 +165,7 @@ TEST(StoredRow, OfADoubleBeyondFloatIsNaN) {
 
 TEST(StoredRow, OfNoNumbersTakesNoMemory) {
   scaled_int8 memory[8];
-  std::fill(std::begin(memory), std::end(memory), scaled_int8{77});
+  std::fill(std::begin(memory), std::end(memory), support::eight_bits(77));
   mha::quantize_row(static_cast<const float*>(nullptr), 0, memory + 4);
   for (const scaled_int8 x : memory) EXPECT_EQ(x.integer, 77);
 }
