@@ -64,12 +64,12 @@ template <class T> mha::Tensor<mha::scaled_int8, 4> in_eight_bits(mha::Tensor<T,
   }
   return to;
 }
-/// The numbers of such rows, as a source takes them.
-inline mha::TensorView<const mha::scaled_int8, 4> numbers_of(const mha::Tensor<mha::scaled_int8, 4>& rows) {
-  const mha::TensorView<const mha::scaled_int8, 4> all = rows.view();
-  return {all.data + mha::row_lead<mha::scaled_int8>,
-          {all.extent[0], all.extent[1], all.extent[2], all.extent[3] - mha::row_lead<mha::scaled_int8>},
-          {all.stride[0], all.stride[1], all.stride[2], all.stride[3]}};
+/// The numbers of such rows, or of rows of another scalar, as a source takes them.
+template <class F> mha::TensorView<const F, 4> numbers_of(const mha::Tensor<F, 4>& rows) {
+  mha::TensorView<const F, 4> numbers = rows.view();
+  numbers.data += mha::row_lead<F>;
+  numbers.extent[3] -= mha::row_lead<F>;
+  return numbers;
 }
 
 }  // namespace support

@@ -118,8 +118,7 @@ template <class T> void expect_numbers_of_eight_bits() {
   const auto key = support::in_eight_bits(rows.key), value = support::in_eight_bits(rows.value);
   const Lengths lengths{40, 12, 33};
   const support::RingCopy<mha::scaled_int8> ring(key.view(), value.view(), lengths, 12, 3);
-  const mha::RingKv<mha::scaled_int8> source{support::numbers_of(ring.key), support::numbers_of(ring.value), lengths,
-                                             3};
+  const auto source = ring.source();
   mha::Workspace workspace;
   auto frame = workspace.frame();
   auto to = detail::gathered_rows<T>("test", source, detail::gathered_axes("test", source, false), frame);
