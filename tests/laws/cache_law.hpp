@@ -94,7 +94,8 @@ inline Index rows_to_fill(const Ring& s) {
 
 /// Fills all of a cache's memory, every page and tile, with NaN, and has it forget that.
 template <class Cache> void poison(Cache& cache) {
-  using F = typename Cache::Scalar;
+  using F = std::conditional_t<std::is_same_v<typename Cache::Scalar, mha::scaled_int8>, float,
+                               typename Cache::Scalar>;  // rows of which are NaN in 8 bits too
   if constexpr (requires { cache.free_pages(); }) {
     const Paged& s = cache.storage();
     ASSERT_EQ(s.length, in_whole_tiles(s.length, s.page)) << "the end of a sequence's last page stays clean";

@@ -35,6 +35,15 @@ TEST(Cache, GivesOneAnswerFromNarrowerAndWiderScalarsOnCpu) {
   });
 }
 
+TEST(Cache, GivesOneAnswerFromEightBitsOnCpu) {
+  laws::at_every_isa([] {
+    stored_as<float, mha::scaled_int8, mha::Cpu>(7);
+    stored_as<mha::half, mha::scaled_int8, mha::Cpu>(8);
+    stored_as<mha::bfloat16, mha::scaled_int8, mha::Cpu>(11);
+  });
+}
+TEST(Cache, GivesOneAnswerFromEightBitsOnReference) { stored_as<float, mha::scaled_int8, mha::Reference>(12); }
+
 // What is stored is what is attended to: not float, but near.
 TEST(Cache, StoresTheScalarItIsToldTo) {
   std::mt19937 random(10);
@@ -47,11 +56,14 @@ TEST(Cache, StoresTheScalarItIsToldTo) {
     return most;
   };
   const float bfloat16 = furthest(InOneStep<mha::bfloat16>{}(layer, x)),
-              half = furthest(InOneStep<mha::half>{}(layer, x));
+              half = furthest(InOneStep<mha::half>{}(layer, x)),
+              eight_bits = furthest(InOneStep<mha::scaled_int8>{}(layer, x));
   EXPECT_EQ(furthest(InOneStep<float>{}(layer, x)), 0.0f);
   EXPECT_GT(half, 0.0f) << "the cache stored float";
   EXPECT_GT(bfloat16, half);
   EXPECT_LT(bfloat16, 0.05f);
+  EXPECT_GT(eight_bits, half);
+  EXPECT_LT(eight_bits, 0.1f);
 }
 
 }  // namespace

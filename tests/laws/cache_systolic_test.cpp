@@ -33,6 +33,8 @@ TEST(Cache, GivesOneAnswerFromOtherScalarsOnMatrixUnits) {
   on_every_unit_and_isa([] {
     every_storage_and_rings<float, Unit, mha::half>(200, 5, {16, 64}, InOneStep<mha::half>{});
     every_storage_and_rings<mha::bfloat16, Unit, float>(200, 6, {32, 128}, InOneStep<float>{});
+    every_storage_and_rings<float, Unit, mha::scaled_int8>(200, 8, {16, 64}, InOneStep<mha::scaled_int8>{});
+    every_storage_and_rings<mha::bfloat16, Unit, mha::scaled_int8>(200, 9, {64}, InOneStep<mha::scaled_int8>{});
   });
 }
 

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -229,6 +230,66 @@ TEST(CachedGradients16, ReachKeysThatAreStoredInAnotherScalar) {
     sum += of_row;
   }
   EXPECT_GT(sum, 0);
+}
+
+/// A prefix and a text in 8 bits: what the layer learns is what it learns from the numbers that are stored.
+template <class B, class T> void expect_gradients_of_stored_numbers() {
+  using Layer = mha::MultiHeadAttention<T, B, mha::Causal>;
+  Layer layer({.d_model = 16, .num_heads = 2});
+  layer.initialize(mha::XavierUniform{.seed = support::seed()});
+  auto cache = mha::make_cache<mha::scaled_int8>(layer, mha::Contiguous{.length = 16});
+  const mha::SequenceId id = cache.add();
+  mha::Tensor<T, 3> key(5, 2, 8), value(5, 2, 8);
+  support::Random random("prefix in 8 bits");
+  random.fill(key);
+  random.fill(value);
+  auto prefix = cache.step(id, 5);
+  prefix.append(0, key, value);
+  prefix.commit();
+  mha::Tensor<T, 2> x(3, 16), dy(3, 16);
+  random.fill(x);
+  random.fill(dy);
+  auto tape = layer.tape();
+  auto step = cache.step(id, 3);
+  const auto y = layer(x, step[0], tape);
+  auto d = layer.key_value_gradients(1, 8);
+  auto weights = layer.gradients();
+  static_cast<void>(layer.backward(dy, tape, weights, d));
+  // The same rows as a source of float.
+  mha::Tensor<float, 4> stored_key(1, 8, 2, 8), stored_value(1, 8, 2, 8);
+  const auto source = step.source(0);
+  for (Index k = 0; k < 8; ++k)
+    for (Index g = 0; g < 2; ++g) {
+      const auto run = source.run(0, g, k, k + 1);
+      mha::read_row(run.key, 8, &stored_key(0, k, g, 0));
+      mha::read_row(run.value, 8, &stored_value(0, k, g, 0));
+    }
+  const mha::ContiguousKv<float> rows{stored_key.view(), stored_value.view()};
+  auto other_tape = layer.tape();
+  const auto other_y = layer(x, rows, other_tape);
+  auto other_d = layer.key_value_gradients(1, 8);
+  auto other_weights = layer.gradients();
+  static_cast<void>(layer.backward(dy, other_tape, other_weights, other_d));
+  for (std::size_t i = 0; i < y.size(); ++i) ASSERT_EQ(support::bits(y.data()[i]), support::bits(other_y.data()[i]));
+  for (Index k = 0; k < 5; ++k)  // those of the text's own rows are in its weights
+    for (Index g = 0; g < 2; ++g)
+      for (Index i = 0; i < 8; ++i) {
+        ASSERT_EQ(support::bits(d.key(0, k, g, i)), support::bits(other_d.key(0, k, g, i)));
+        ASSERT_EQ(support::bits(d.value(0, k, g, i)), support::bits(other_d.value(0, k, g, i)));
+      }
+  const auto got = std::as_const(weights).flat(), expected = std::as_const(other_weights).flat();
+  ASSERT_EQ(got.size(), 4u * 256u);
+  double sum = 0;
+  for (std::size_t i = 0; i < 256; ++i) {
+    ASSERT_EQ(got[i], expected[i]) << "of the queries' weight";
+    ASSERT_EQ(got[768 + i], expected[768 + i]) << "of the output's weight";
+    sum += std::abs(support::to_double(got[256 + i]));
+  }
+  EXPECT_GT(sum, 0) << "the text's keys pass their gradients on as if they were not rounded";
+}
+TEST(CachedGradients8, AreThoseOfTheStoredNumbers) {
+  expect_gradients_of_stored_numbers<mha::Cpu, float>();
+  expect_gradients_of_stored_numbers<mha::Reference, float>();
 }
 
 }  // namespace

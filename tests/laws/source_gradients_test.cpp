@@ -14,6 +14,7 @@
 
 #include "backward_case.hpp"
 #include "compare.hpp"
+#include "eight_bits.hpp"
 #include "kv_copies.hpp"
 #include "message_of.hpp"
 #include "random.hpp"
@@ -33,6 +34,7 @@ template <class B, class S, class Kept = S> struct On {
 template <class Setup> class SourceGradients : public testing::Test {};
 using Setups = testing::Types<On<mha::Cpu, float>, On<mha::Cpu, double>, On<mha::Cpu, mha::bfloat16>,
                               On<mha::Cpu, float, mha::bfloat16>, On<mha::Cpu, float, mha::half>,
+                              On<mha::Cpu, float, mha::scaled_int8>, On<mha::EigenCpu, float, mha::scaled_int8>,
                               On<mha::Systolic<>, mha::bfloat16>, On<mha::EigenCpu, float>, On<mha::EigenCpu, double>,
                               On<mha::Reference, double>, On<mha::Reference, float, mha::bfloat16>>;
 TYPED_TEST_SUITE(SourceGradients, Setups);
@@ -69,17 +71,24 @@ template <class Setup> struct Batch {
         c("source gradients", {static_cast<Index>(lengths.size()), queries,
                                *std::max_element(lengths.begin(), lengths.end()), heads, kv_heads, dim, value_dim}) {
     const auto stored = [](Tensor4<T>& from) {
-      Tensor4<Stored> to(from.extent(0), from.extent(1), from.extent(2), from.extent(3));
-      for (std::size_t i = 0; i < from.size(); ++i) {
-        to.data()[i] = static_cast<Stored>(static_cast<mha::Accumulator<T>>(from.data()[i]));
-        from.data()[i] = static_cast<T>(static_cast<mha::Accumulator<T>>(to.data()[i]));
+      if constexpr (std::is_same_v<Stored, mha::scaled_int8>) {
+        return support::in_eight_bits(from);
+      } else {
+        Tensor4<Stored> to(from.extent(0), from.extent(1), from.extent(2), from.extent(3));
+        for (std::size_t i = 0; i < from.size(); ++i) {
+          to.data()[i] = static_cast<Stored>(static_cast<mha::Accumulator<T>>(from.data()[i]));
+          from.data()[i] = static_cast<T>(static_cast<mha::Accumulator<T>>(to.data()[i]));
+        }
+        return to;
       }
-      return to;
     };
     k = stored(c.k);
     v = stored(c.v);
   }
   Index queries() const { return c.q.extent(1); }
+  /// The numbers of the rows, which of 8 bits have scales before them.
+  mha::TensorView<const Stored, 4> keys() const { return support::numbers_of(k); }
+  mha::TensorView<const Stored, 4> values() const { return support::numbers_of(v); }
 
   /// Sequence b, its keys as tensors.
   BackwardCase<T> alone(Index b) const {
@@ -127,7 +136,7 @@ TYPED_TEST(SourceGradients, AreThoseOfTensors) {
   support::Random random("places");
   for (const Lengths& lengths : {Lengths{40, 40}, Lengths{70, 3, 33}, Lengths{150}}) {
     const Batch<TypeParam> n(lengths, 3);
-    const mha::ContiguousKv<Stored> plain{n.k.view(), n.v.view(), {}, n.lengths};
+    const mha::ContiguousKv<Stored> plain{n.keys(), n.values(), {}, n.lengths};
     const support::PagedCopy<Stored> pages(random, n.k.view(), n.v.view(), n.lengths, 16);
     n.expect_of_all(plain);
     n.expect_of_all(pages.source(), mha::Causal{});
@@ -187,7 +196,7 @@ TYPED_TEST(SourceGradients, AreAddedAndLeftOutAsThoseOfTensors) {
   using B = typename TypeParam::Backend;
   using T = typename TypeParam::T;
   const Batch<TypeParam> n({33, 12}, 5);
-  const mha::ContiguousKv<typename TypeParam::Stored> source{n.k.view(), n.v.view(), {}, n.lengths};
+  const mha::ContiguousKv<typename TypeParam::Stored> source{n.keys(), n.values(), {}, n.lengths};
   const auto expected = n.gradients(source, mha::Causal{});
   mha::AttentionTape<T, B> tape;
   const auto out = mha::attention<B>(n.c.q, source, mha::Causal{}, mha::record(tape));

@@ -9,6 +9,7 @@
 #include <mha/systolic.hpp>
 
 #include "compare.hpp"
+#include "eight_bits.hpp"
 #include "kv_copies.hpp"
 #include "law.hpp"
 #include "scratch.hpp"
@@ -280,6 +281,107 @@ template <class Stored> void expect_bits_of_widened() {
 TEST(Sources, MayStoreOtherScalarsThanTheCalls) {
   expect_bits_of_widened<mha::half>();
   expect_bits_of_widened<mha::bfloat16>();
+}
+
+/// Rows in 8 bits of a user's own, keys of all heads before values, at odd addresses.
+struct OwnEightBits {
+  using Scalar = mha::scaled_int8;
+  Case c;
+  std::vector<std::vector<mha::scaled_int8>> sequences;
+
+  OwnEightBits(const Case& of, const Tensor<mha::scaled_int8, 4>& k, const Tensor<mha::scaled_int8, 4>& v) : c(of) {
+    for (Index b = 0; b < c.batch(); ++b) {
+      std::vector<mha::scaled_int8> rows(1, support::eight_bits(77));
+      for (Index j = 0; j < keys(b); ++j)
+        for (const auto* t : {&k, &v})
+          rows.insert(rows.end(), &(*t)(b, j, 0, 0), &(*t)(b, j, 0, 0) + t->extent(2) * t->extent(3));
+      sequences.push_back(rows);
+    }
+  }
+  Index batch() const { return c.batch(); }
+  Index heads() const { return c.kv_heads; }
+  Index dim() const { return c.dim; }
+  Index value_dim() const { return c.value_dim; }
+  Index keys(Index b) const { return c.lengths[static_cast<std::size_t>(b)]; }
+  mha::KvRun<mha::scaled_int8> run(Index b, Index g, Index begin, Index end) const {
+    const Index k = mha::row_elements<Scalar>(c.dim), v = mha::row_elements<Scalar>(c.value_dim);
+    const std::ptrdiff_t apart = std::ptrdiff_t{heads()} * (k + v);
+    const Scalar* const row = sequences[static_cast<std::size_t>(b)].data() + 1 + begin * apart + 4;
+    return {row + std::ptrdiff_t{g} * k, row + std::ptrdiff_t{heads()} * k + std::ptrdiff_t{g} * v, apart, apart,
+            std::min(end - begin, Index{7})};
+  }
+};
+
+template <class B> void expect_bits_of_eight_bits(const Case& c, const B& backend) {
+  support::Random random("stored in 8 bits");
+  Numbers<float> wide(random, c);
+  const auto k = support::in_eight_bits(wide.k), v = support::in_eight_bits(wide.v);
+  const mha::ContiguousKv<float> plain{wide.k.view(), wide.v.view(), {}, c.lengths};
+  const mha::ContiguousKv<mha::scaled_int8> rows{support::numbers_of(k), support::numbers_of(v), {}, c.lengths};
+  const support::PagedCopy<mha::scaled_int8> pages(random, k.view(), v.view(), c.lengths, 16);
+  const support::RingCopy<mha::scaled_int8> ring(k.view(), v.view(), c.lengths, 70, 3);
+  const support::RingCopy<float> wide_ring(wide.k.view(), wide.v.view(), c.lengths, 70, 3);
+  const auto expected = run(c, wide.q, plain, backend, mha::Causal{});
+  expect_same(run(c, wide.q, rows, backend, mha::Causal{}), expected);
+  expect_same(run(c, wide.q, pages.source(), backend, mha::Causal{}), expected);
+  expect_same(run(c, wide.q, OwnEightBits(c, k, v), backend, mha::Causal{}), expected);
+  expect_same(run(c, wide.q, ring.source(), backend, mha::Causal{}),
+              run(c, wide.q, wide_ring.source(), backend, mha::Causal{}));
+  for (const auto& weights : {mha::attention_weights(wide.q, pages.source(), backend),
+                              mha::attention_weights(wide.q, OwnEightBits(c, k, v), backend)})
+    EXPECT_EQ(support::differing(weights, mha::attention_weights(wide.q, plain, backend)), 0u);
+}
+TEST(Sources, InEightBitsHaveTheBitsOfTheirNumbers) {
+  for (const Case& c : {Case{{300, 1, 77}, 1}, Case{{150, 260}, 40, 6, 3, 13, 9}, Case{{90, 200}, 2, 4, 1, 64, 128},
+                        Case{{100}, 9, 8, 8, 96, 1}, Case{{130, 100}, 16, 16, 1, 128, 64}}) {
+    at_every_isa([&] { expect_bits_of_eight_bits(c, mha::Cpu{}); });
+    expect_bits_of_eight_bits(c, mha::Reference{});
+    expect_bits_of_eight_bits(c, mha::Systolic<>{});
+  }
+}
+TEST(Sources, InEightBitsAreReadByEigen) {
+  support::Random random("stored in 8 bits for Eigen");
+  const Case c{{150, 260}, 40, 6, 3, 13, 9};
+  Numbers<float> n(random, c);
+  const auto k = support::in_eight_bits(n.k), v = support::in_eight_bits(n.v);
+  const mha::ContiguousKv<mha::scaled_int8> rows{support::numbers_of(k), support::numbers_of(v), {}, c.lengths};
+  EXPECT_LT(
+      support::largest_difference(run(c, n.q, rows, mha::EigenCpu{}).out, run(c, n.q, rows, mha::Reference{}).out),
+      1e-5);
+  EXPECT_LT(support::largest_difference(mha::attention_weights(n.q, rows, mha::EigenCpu{}),
+                                        mha::attention_weights(n.q, rows, mha::Reference{})),
+            1e-5);
+}
+
+// A row that is NaN does nothing where a mask hides it, and shows where it is seen.
+template <class B> void expect_a_hidden_nan_row_to_do_nothing(const B& backend) {
+  support::Random random("hidden rows of 8 bits");
+  for (const Case& c : {Case{{80}, 1, 4, 2, 64, 32}, Case{{80}, 40, 4, 2, 13, 9}}) {
+    Numbers<float> n(random, c);
+    const auto hidden = mha::mask([](int, int, int, int key) { return key != 33; });
+    for (const float special : {0.0f, NAN, INFINITY}) {
+      auto wide_k = n.k, wide_v = n.v;
+      wide_k(0, 33, 1, 2) = special;
+      wide_v(0, 33, 0, 1) = special;
+      const auto k = support::in_eight_bits(wide_k), v = support::in_eight_bits(wide_v);
+      const mha::ContiguousKv<mha::scaled_int8> rows{support::numbers_of(k), support::numbers_of(v), {}, c.lengths};
+      auto clean_k = wide_k, clean_v = wide_v;
+      for (Index g = 0; g < 2; ++g) {
+        std::fill_n(&clean_k(0, 33, g, 0), c.dim, 0.0f);
+        std::fill_n(&clean_v(0, 33, g, 0), c.value_dim, 0.0f);
+      }
+      const mha::ContiguousKv<float> clean{clean_k.view(), clean_v.view(), {}, c.lengths};
+      expect_same(run(c, n.q, rows, hidden, backend), run(c, n.q, clean, hidden, backend));
+      if (special == 0.0f) continue;
+      const auto seen = run(c, n.q, rows, backend);
+      for (const float x : seen.out) EXPECT_TRUE(std::isnan(x)) << "of a head's NaN value or key";
+    }
+  }
+}
+TEST(Sources, InEightBitsHideRowsThatAreNaN) {
+  at_every_isa([] { expect_a_hidden_nan_row_to_do_nothing(mha::Cpu{}); });
+  expect_a_hidden_nan_row_to_do_nothing(mha::Reference{});
+  expect_a_hidden_nan_row_to_do_nothing(mha::Systolic<>{});
 }
 
 /// Queries one after another over sequences of a source: decoding and a prompt's chunk in one call.

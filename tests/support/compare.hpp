@@ -18,8 +18,9 @@
 namespace support {
 
 template <class T>
-using Bits =
-    std::conditional_t<sizeof(T) == 8, std::uint64_t, std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint16_t>>;
+using Bits = std::conditional_t<
+    sizeof(T) == 8, std::uint64_t,
+    std::conditional_t<sizeof(T) == 4, std::uint32_t, std::conditional_t<sizeof(T) == 2, std::uint16_t, std::uint8_t>>>;
 
 template <class T> Bits<T> bits(T x) { return std::bit_cast<Bits<T>>(x); }
 
@@ -31,6 +32,8 @@ template <class T> T poison() {
     return std::bit_cast<float>(std::uint32_t{0x7fc0beef});
   else if constexpr (std::is_same_v<T, mha::half>)
     return mha::half::from_bits(0x7e5a);
+  else if constexpr (std::is_same_v<T, mha::scaled_int8>)
+    return std::bit_cast<T>(std::int8_t{-1});  // as a scale 0xffffffff, a NaN
   else
     return mha::bfloat16::from_bits(0x7fda);
 }

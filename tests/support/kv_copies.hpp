@@ -12,11 +12,13 @@
 #include <mha/core/tensor.hpp>
 
 #include "compare.hpp"
+#include "eight_bits.hpp"
 #include "random.hpp"
 
 namespace support {
 
-/// Sequence b as positions 0 … lengths[b] − 1 of k (B, L, H, D) and v (B, L, H, Dv), in pages of any order.
+/// Sequence b as positions 0 … lengths[b] − 1 of k (B, L, H, D) and v (B, L, H, Dv), in pages of any order. Rows of
+/// scaled_int8 are given with their scales.
 template <class T> struct PagedCopy {
   mha::Tensor<T, 4> key, value;
   std::vector<mha::Index> table, lengths;
@@ -44,7 +46,7 @@ template <class T> struct PagedCopy {
           }
       }
   }
-  mha::PagedKv<T> source() const { return {key.view(), value.view(), table, lengths}; }
+  mha::PagedKv<T> source() const { return {numbers_of(key), numbers_of(value), table, lengths}; }
 };
 
 /// The same in a ring of `rows` rows, of which the first `first` positions keep theirs: position after position.
@@ -70,7 +72,7 @@ template <class T> struct RingCopy {
         }
       }
   }
-  mha::RingKv<T> source() const { return {key.view(), value.view(), lengths, first}; }
+  mha::RingKv<T> source() const { return {numbers_of(key), numbers_of(value), lengths, first}; }
 
   /// Whether position k of sequence b is still there.
   bool holds(mha::Index b, mha::Index k) const {

@@ -7,6 +7,7 @@
 #include "../core/dual.hpp"
 #include "../core/philox.hpp"
 #include "../core/scalar.hpp"
+#include "../core/stored_row.hpp"
 #include "../core/view.hpp"
 #include "../policy/call_shape.hpp"
 #include "backend.hpp"
@@ -47,7 +48,7 @@ template <class Call> struct LogitItems {
     const auto* const query = call.query(at.b, at.i, at.h);
     const auto* const key = call.kv.run(at.b, call.kv_head(at.h), k, k + 1).key;
     A dot(0);
-    for (Index d = 0; d < call.head_dim; ++d) dot += A(query[d * call.q.stride[3]]) * A(key[d]);
+    for (Index d = 0; d < call.head_dim; ++d) dot += A(query[d * call.q.stride[3]]) * stored_number<A>(key, d);
     return static_cast<A>(at_head(call.score, at.b, at.h)(A(call.scale * dot), at.b, at.h, position, k));
   }
 };

@@ -33,9 +33,10 @@ inline float row_scale(const scaled_int8* row) {
 /// Rounds n numbers, `stride` apart, to a row of scaled_int8 whose first number is to be at `to`, behind its scale.
 ///
 /// Formula   scale = max |x| / 127, integer = x / scale, rounded to nearest even
-/// Numerics  a number is changed by max |x| / 254 at most. The row is NaN if one of its numbers is NaN or infinite,
-///           and 0 if all are below 1e-30; numbers beyond 3.4e38 become 3.4e38
+/// Numerics  a number is changed by about max |x| / 254 at most. The row is NaN if one of its numbers is NaN or
+///           infinite, and 0 if all are below 1e-30; numbers beyond 3.4e38 become 3.4e38
 template <class T> void quantize_row(const T* from, Index n, scaled_int8* to, std::ptrdiff_t stride = 1) {
+  if (n == 0) return;  // such a row takes no memory, for its scale neither
   constexpr float least = 1e-30f, most = 3.4e38f;
   const auto number = [&](Index i) { return static_cast<float>(from[i * stride]); };
   std::uint32_t highest = 0;  // |x| as an integer is in the order of |x|, infinity and NaN above all
@@ -44,13 +45,15 @@ template <class T> void quantize_row(const T* from, Index n, scaled_int8* to, st
   const float largest = std::min(__builtin_bit_cast(float, highest), most);
   const bool finite = highest < 0x7f800000u, zero = !finite || largest < least;
   const float scale = !finite ? std::numeric_limits<float>::quiet_NaN() : zero ? 0.0f : largest / 127.0f;
-  const float factor = zero ? 0.0f : 127.0f / largest;
-  constexpr float bias = 0x1.8p23f;  // the sum with it is rounded to an integer, which is in its lower bits
   std::memcpy(static_cast<void*>(to - row_lead<scaled_int8>), &scale, sizeof scale);
+  if (zero) return static_cast<void>(std::fill_n(to, n, scaled_int8{}));
+  const auto factor = static_cast<double>(127.0f / largest);
+  // The sum with it is rounded to an integer, which is in its lower bits. In double the product is exact, so that a
+  // compiler may fuse it with the sum or not.
+  constexpr double bias = 0x1.8p52;
   for (Index i = 0; i < n; ++i)
-    to[i].integer = zero ? std::int8_t{0}
-                         : static_cast<std::int8_t>(__builtin_bit_cast(std::int32_t, number(i) * factor + bias) -
-                                                    __builtin_bit_cast(std::int32_t, bias));
+    to[i].integer =
+        static_cast<std::int8_t>(__builtin_bit_cast(std::int64_t, static_cast<double>(number(i)) * factor + bias));
 }
 
 namespace detail {

@@ -324,8 +324,8 @@ template <class Storage, class F, class B = OnHost> class KvCache : public Cache
   void write(Index layer, const TensorView<const T, 4>& key, const TensorView<const T, 4>& value,
              std::uint64_t weights_version, const Run& run) {
     static_assert(detail::stores<T, F> || std::same_as<T, scaled_int8>,  // which append() refuses
-                  "mha: the cache's scalar has another accumulator than the layer's: float, half and bfloat16 store "
-                  "each other, double itself (see mha/layer/kv_cache.hpp)");
+                  "mha: the cache's scalar has another accumulator than the layer's: float, half and bfloat16 are "
+                  "stored in each other and in scaled_int8, double in itself (see mha/layer/kv_cache.hpp)");
     if constexpr (detail::stores<T, F>) {
       memory_.write(layer, key, value, now_.to_row, sent(now_.to_row.data(), run.workspace), run);
       keep_tiles(layer, now_.positions, run);

@@ -45,8 +45,8 @@ template <class Scalar, class X, class... Extra> Refused refuse_sequence() {
       "mha::into(y) (see mha/layer/multi_head_attention.hpp)");
   constexpr bool stored = SequenceOf<X, Scalar> && has_foreign_source<Scalar, Extra...>;
   static_assert(!stored || misplaced,
-                "mha: a source stores keys of the layer's scalar or of another with the same accumulator: float, half "
-                "and bfloat16 go together, double goes with itself (see mha/cache/kv_source.hpp)");
+                "mha: a source stores keys of the layer's scalar or of another with the same accumulator: float, half, "
+                "bfloat16 and scaled_int8 go together, double goes with itself (see mha/cache/kv_source.hpp)");
   static_assert(!Sequence<X> || misplaced || stored,
                 "mha: the layer's scalar and the input's differ: convert the input, such as layer(x.cast<T>().eval()) "
                 "for a layer of T (see mha/layer/multi_head_attention.hpp)");

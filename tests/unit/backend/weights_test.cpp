@@ -12,6 +12,7 @@
 #include <mha/policy/score/softcap.hpp>
 
 #include "compare.hpp"
+#include "eight_bits.hpp"
 #include "random.hpp"
 
 namespace {
@@ -69,6 +70,20 @@ template <class Call> double error(const Call& call) {
     worst = support::maximum(worst, std::abs(a - e));
   }
   return worst;
+}
+
+TEST(SoftmaxItems, ReadKeysInEightBits) {
+  support::Random random("softmax items of 8 bits");
+  Numbers<float> n(2, 9, 13, random);
+  const auto rows = support::in_eight_bits(n.k);
+  const mha::CallShape shape{2, 4, 9, 13, 4};
+  const auto of_floats = call_of(n, mha::Causal{}, mha::NoScore{}, shape);
+  const mha::AttendCall<float, mha::ContiguousKv<mha::scaled_int8>, mha::Causal, mha::NoScore> call{
+      of_floats.q, {support::numbers_of(rows), support::numbers_of(rows)}, {}, {}, {}, {}, shape, 2, 6, 6, 0.5};
+  Tensor<float, 4> to(2, 4, 9, 13), expected(2, 4, 9, 13);
+  mha::detail::run_softmax(call, to.view(), mha::detail::SerialItems{});
+  mha::detail::run_softmax(of_floats, expected.view(), mha::detail::SerialItems{});
+  EXPECT_EQ(support::differing(to, expected), 0u);
 }
 
 TEST(SoftmaxItems, AgreeWithTheReference) {

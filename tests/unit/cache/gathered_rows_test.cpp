@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -10,6 +11,7 @@
 #include <mha/core/workspace.hpp>
 
 #include "compare.hpp"
+#include "eight_bits.hpp"
 #include "kv_copies.hpp"
 #include "message_of.hpp"
 #include "random.hpp"
@@ -108,6 +110,44 @@ TEST(GatherItems, WriteEveryRowOnceWhereverItIsKept) {
     const support::RingCopy<float> ring(rows.key.view(), rows.value.view(), lengths, 12, 3);
     expect_gathered(ring.source(), &ring, rows);
   }
+}
+
+// Of pages and rings, in float and in half; a position that is gone is 0.
+template <class T> void expect_numbers_of_eight_bits() {
+  Rows rows;
+  const auto key = support::in_eight_bits(rows.key), value = support::in_eight_bits(rows.value);
+  const Lengths lengths{40, 12, 33};
+  const support::RingCopy<mha::scaled_int8> ring(key.view(), value.view(), lengths, 12, 3);
+  const auto source = ring.source();
+  mha::Workspace workspace;
+  auto frame = workspace.frame();
+  auto to = detail::gathered_rows<T>("test", source, detail::gathered_axes("test", source, false), frame);
+  std::vector<Index> offsets(4);
+  detail::list_key_offsets(source, offsets.data());
+  to.offsets = mha::Borrowed<Index>(offsets);
+  const auto items = detail::gather_items(source, mha::CallShape{3, 2, 1, 40}, to);
+  for (const bool at_once : {false, true}) {
+    if (at_once)
+      detail::run_serially(items);
+    else
+      for (std::ptrdiff_t row = 0; row < items.rows; ++row)
+        for (Index column = 0; column < items.columns; ++column) items(row, column);
+    for (Index b = 0; b < 3; ++b)
+      for (Index k = 0; k < source.keys(b); ++k)
+        for (Index g = 0; g < 2; ++g) {
+          const Index at = offsets[std::size_t(b)] + k;
+          const bool there = ring.holds(b, k);
+          for (Index d = 0; d < 5; ++d)
+            ASSERT_EQ(support::bits(to.key(0, at, g, d)), support::bits(there ? T(rows.key(b, k, g, d)) : T(0.0f)));
+          for (Index d = 0; d < 7; ++d)
+            ASSERT_EQ(support::bits(to.value(0, at, g, d)), support::bits(there ? T(rows.value(b, k, g, d)) : T(0.0f)));
+        }
+    for (auto* view : {&to.key, &to.value}) std::fill_n(view->data, view->size(), support::poison<T>());
+  }
+}
+TEST(GatherItems, ReadRowsInEightBits) {
+  expect_numbers_of_eight_bits<float>();
+  expect_numbers_of_eight_bits<mha::half>();
 }
 
 }  // namespace

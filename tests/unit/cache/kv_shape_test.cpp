@@ -21,4 +21,14 @@ TEST(KvShape, CountsNoValuesThatAreInKeys) {
   EXPECT_EQ(shape.row_elements(), 15u);
 }
 
+TEST(KvShape, CountsTheScalesOfStoredRows) {
+  mha::KvShape shape{.heads = 3, .dim = 5, .value_dim = 2};
+  EXPECT_EQ(mha::detail::stored_keys<float>(shape), shape.key_elements());
+  EXPECT_EQ(mha::detail::stored_position<mha::half>(shape), shape.row_elements());
+  EXPECT_EQ(mha::detail::stored_keys<mha::scaled_int8>(shape), 3u * 9u);
+  EXPECT_EQ(mha::detail::stored_position<mha::scaled_int8>(shape), 3u * (9u + 6u));
+  shape.values_in_keys = true;
+  EXPECT_EQ(mha::detail::stored_position<mha::scaled_int8>(shape), 3u * 9u) << "no values, no scales of values";
+}
+
 }  // namespace

@@ -151,6 +151,27 @@ TEST(SavedSequence, IsOfKeysAloneOrOfBoth) {
             "restore: the saved sequence stores keys and values, the cache has its values in its keys");
 }
 
+TEST(SavedSequence, HasTheScalesOfRowsInEightBits) {
+  using mha::scaled_int8;
+  SavedSequence<scaled_int8> to(shape, 1, 3, Gone{});
+  std::vector<scaled_int8> rows(3 * 2 * (6 + 5));
+  std::memset(static_cast<void*>(rows.data()), 0x5a, rows.size());
+  to.put(rows);
+  const auto bytes = std::move(to).bytes();
+  EXPECT_EQ(bytes.size(), sizeof(SavedHeader) + rows.size());
+  std::vector<scaled_int8> read(rows.size());
+  SavedRows<scaled_int8>(bytes, shape, 1).take(read, Gone{});
+  EXPECT_EQ(std::memcmp(read.data(), rows.data(), rows.size()), 0);
+  EXPECT_EQ(refusal(bytes, shape, 1),
+            "restore: the sequence was saved in scaled_int8 of 1 bytes, the cache stores float of 4");
+  try {
+    const SavedRows<scaled_int8> none(saved(5, {}), shape, layers);
+    ADD_FAILURE();
+  } catch (const mha::ShapeError& e) {
+    EXPECT_STREQ(e.what(), "restore: the sequence was saved in float of 4 bytes, the cache stores scaled_int8 of 1");
+  }
+}
+
 TEST(SavedSequence, RefusesWhatItIsNot) {
   const auto good = saved(5, {});
   EXPECT_EQ(refusal(good), "");

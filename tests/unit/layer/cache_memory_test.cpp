@@ -63,6 +63,32 @@ TEST(CacheMemory, KeepsTheRowsOfAHeadTogether) {
   EXPECT_EQ(&memory.key_rows(1)(11, 0, 0) + dim, &memory.key_rows(1)(0, 1, 0));
 }
 
+// A scale before each row of keys and of values, which views of numbers leave out.
+TEST(CacheMemory, HasTheScalesOfRowsInEightBits) {
+  using mha::scaled_int8;
+  mha::KvShape stored = shape;
+  for (const bool in_keys : {false, true}) {
+    stored.values_in_keys = in_keys;
+    mha::detail::CacheMemory<scaled_int8, mha::OnHost> memory(stored, layers, blocks, blocks);
+    const Index values = in_keys ? 0 : value_dim + 4;
+    EXPECT_EQ(memory.bytes(), static_cast<std::size_t>(layers * 12 * heads * (dim + 4 + values)));
+    const auto& read = memory;
+    for (Index layer = 0; layer < layers; ++layer) {
+      EXPECT_EQ(memory.key_rows(layer).extent[2], dim + 4);
+      EXPECT_EQ(memory.value_rows(layer).extent[2], values);
+      for (Index row = 0; row < 12; ++row)
+        for (Index g = 0; g < heads; ++g) {
+          const auto keys = read.key_blocks(layer), of_values = read.value_blocks(layer);
+          EXPECT_EQ(keys.extent[3], dim);
+          EXPECT_EQ(of_values.extent[3], value_dim);
+          EXPECT_EQ(&memory.key_rows(layer)(row, g, 4), &keys(row / 4, row % 4, g, 0));
+          EXPECT_EQ(in_keys ? &memory.key_rows(layer)(row, g, 4) : &memory.value_rows(layer)(row, g, 4),
+                    &of_values(row / 4, row % 4, g, 0));
+        }
+    }
+  }
+}
+
 // Also of keys that are filled up for a matrix unit.
 TEST(CacheMemory, HasValuesInTheRowsOfKeys) {
   const mha::KvShape alone{.heads = heads, .dim = dim, .value_dim = 2, .values_in_keys = true};
@@ -106,6 +132,9 @@ TEST(CacheMemory, SizesInWords) {
   EXPECT_EQ(mha::detail::sizes_in_words<mha::bfloat16>(shape, {.layers = 5, .sequences = 3}, 12345, 0),
             "; bfloat16, 16 bytes a position and layer; sequences 3, layers 5, 12345 bytes in all");
   const std::string tiled = mha::detail::sizes_in_words<float>(shape, {.layers = 5, .sequences = 3}, 12345, 2345);
+  EXPECT_EQ(mha::detail::position_bytes<mha::scaled_int8>(shape, {.layers = 5}), 5u * 2u * (3u + 4u + 1u + 4u));
+  EXPECT_EQ(mha::detail::sizes_in_words<mha::scaled_int8>(shape, {.layers = 5, .sequences = 3}, 12345, 0),
+            "; scaled_int8, 24 bytes a position and layer; sequences 3, layers 5, 12345 bytes in all");
   EXPECT_NE(tiled.find("12345 bytes in all, of which 2345 are tiles of the matrix unit"), std::string::npos) << tiled;
 }
 

@@ -1,10 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <cstddef>
+#include <vector>
+
 #include <gtest/gtest.h>
 
 #include <mha/core/items.hpp>
 #include <mha/core/scalar.hpp>
 #include <mha/core/tensor.hpp>
 #include <mha/layer/cache_rows.hpp>
+
+#include "compare.hpp"
+#include "eight_bits.hpp"
+#include "random.hpp"
 
 namespace {
 
@@ -88,6 +95,66 @@ TEST(MoveRows, ReadsTheRowsThatAreNamed) {
         for (Index d = 0; d < dim; ++d) EXPECT_EQ(to_key(i, g, d), key(0, from_row[i], g, d));
         EXPECT_EQ(to_value(i, g, 0), value(0, from_row[i], g, 0));
       }
+  }
+}
+
+/// Rows of T at any stride to rows of 8 bits, which are then moved as they are.
+template <class T> void expect_rounded(Index dim, Index value_dim, Index step) {
+  using mha::scaled_int8;
+  constexpr Index heads = 3, n = 4;
+  support::Random random("rows to 8 bits");
+  const Index width = mha::row_elements<scaled_int8>(dim), value_width = mha::row_elements<scaled_int8>(value_dim);
+  std::vector<T> rows(static_cast<std::size_t>(n * heads * (dim + value_dim) * step));
+  random.fill(rows);
+  const auto part = [&](Index at, Index size) {
+    const std::ptrdiff_t head = std::ptrdiff_t{dim + value_dim} * step;
+    return mha::TensorView<const T, 4>{rows.data() + at, {1, n, heads, size}, {0, heads * head, head, step}};
+  };
+  Tensor<scaled_int8, 3> to_key(9, heads, width), to_value(9, heads, value_width);
+  support::poison_all(to_key);
+  support::poison_all(to_value);
+  const Index to_row[] = {4, 5, 8, 0};
+  const auto key = part(0, dim), value = part(dim * step, value_dim);
+  mha::detail::run_serially(
+      mha::detail::move_rows<T, scaled_int8>(n, key, value, to_key.view(), to_value.view(), nullptr, to_row));
+  for (Index i = 0; i < n; ++i)
+    for (Index g = 0; g < heads; ++g) {
+      std::vector<scaled_int8> expected(static_cast<std::size_t>(width));
+      mha::quantize_row(key.pointer(0, i, g, 0), dim, expected.data() + 4, step);
+      for (Index e = 0; e < width; ++e)
+        ASSERT_EQ(to_key(to_row[i], g, e).integer, expected[static_cast<std::size_t>(e)].integer);
+      if (value_dim > 0) mha::quantize_row(value.pointer(0, i, g, 0), value_dim, expected.data() + 4, step);
+      for (Index e = 0; e < value_width; ++e)
+        ASSERT_EQ(to_value(to_row[i], g, e).integer, expected[static_cast<std::size_t>(e)].integer);
+    }
+  for (const Index row : {1, 2, 3, 6, 7})
+    for (Index e = 0; e < width; ++e) ASSERT_EQ(to_key(row, 1, e).integer, support::poison<scaled_int8>().integer);
+  // Saved and restored: as bytes.
+  Tensor<scaled_int8, 3> key_again(n, heads, width), value_again(n, heads, value_width);
+  const auto four = [](const Tensor<scaled_int8, 3>& t) {
+    return mha::TensorView<const scaled_int8, 4>{t.data(),
+                                                 {1, t.extent(0), t.extent(1), t.extent(2)},
+                                                 {0, std::ptrdiff_t{t.extent(1)} * t.extent(2), t.extent(2), 1}};
+  };
+  for (const bool at_once : {false, true}) {
+    run(mha::detail::move_rows<scaled_int8, scaled_int8>(n, four(to_key), four(to_value), key_again.view(),
+                                                         value_again.view(), to_row, nullptr),
+        at_once);
+    for (Index i = 0; i < n; ++i)
+      for (Index g = 0; g < heads; ++g) {
+        for (Index e = 0; e < width; ++e) ASSERT_EQ(key_again(i, g, e).integer, to_key(to_row[i], g, e).integer);
+        for (Index e = 0; e < value_width; ++e)
+          ASSERT_EQ(value_again(i, g, e).integer, to_value(to_row[i], g, e).integer);
+      }
+  }
+}
+TEST(MoveRows, RoundsRowsToEightBits) {
+  for (const Index step : {1, 2}) {
+    expect_rounded<float>(8, 4, step);
+    expect_rounded<float>(7, 3, step);
+    expect_rounded<float>(12, 0, step);
+    expect_rounded<mha::half>(1, 16, step);
+    expect_rounded<mha::bfloat16>(5, 2, step);
   }
 }
 

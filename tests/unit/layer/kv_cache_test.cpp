@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <cstddef>
+#include <cstring>
 #include <functional>
 #include <numeric>
 #include <string>
@@ -16,6 +17,7 @@
 #include "cache_picture.hpp"
 #include "far_backend.hpp"
 #include "message_of.hpp"
+#include "random.hpp"
 
 namespace {
 
@@ -179,6 +181,52 @@ TEST(KvCache, StoresOtherScalarsOfTheSameAccumulator) {
   const auto run = step.source(0).run(0, 1, 0, 1);
   EXPECT_EQ(float(run.key[2]), 1.0f);
   EXPECT_EQ(float(run.value[1]), 3.0f);
+}
+
+TEST(KvCache, StoresRowsInEightBits) {
+  using Cache = KvCache<Contiguous, mha::scaled_int8>;
+  static_assert(Cache::memory == mha::Memory::host);
+  Cache cache(shape, Contiguous{.length = 9}, sizes);
+  EXPECT_EQ(cache.position_bytes(), at(layers * heads * (dim + 4 + value_dim + 4)));
+  EXPECT_EQ(cache.bytes(), 5 * 9 * cache.position_bytes());
+  const SequenceId a = cache.add();
+  support::Random random("rows that a cache rounds");
+  const auto append = [&]<class T>(const T&, Index n) {
+    Tensor<T, 3> key(n, heads, dim), value(n, heads, value_dim);
+    random.fill(key);
+    random.fill(value);
+    auto step = cache.step(a, n);
+    for (Index layer = 0; layer < layers; ++layer) step.append(layer, key, value);
+    const auto source = step.source(1);
+    for (Index i = 0; i < n; ++i)
+      for (Index g = 0; g < heads; ++g) {
+        const auto run = source.run(0, g, source.keys(0) - n + i, source.keys(0));
+        EXPECT_EQ(run.key_stride, dim + 4);
+        EXPECT_EQ(run.value_stride, value_dim + 4);
+        mha::scaled_int8 expected[4 + dim];
+        mha::quantize_row(&key(i, g, 0), dim, expected + 4);
+        EXPECT_EQ(std::memcmp(run.key - 4, expected, 4 + dim), 0);
+        mha::quantize_row(&value(i, g, 0), value_dim, expected + 4);
+        EXPECT_EQ(std::memcmp(run.value - 4, expected, 4 + value_dim), 0);
+      }
+    step.commit();
+  };
+  append(float{}, 4);
+  append(mha::half{}, 1);
+  append(mha::bfloat16{}, 3);
+
+  // What is saved are the rows as they are stored.
+  const auto saved = cache.save(a);
+  EXPECT_EQ(saved.size(), sizeof(mha::detail::SavedHeader) + 8 * cache.position_bytes());
+  EXPECT_EQ(cache.save(cache.restore(saved)), saved);
+  EXPECT_EQ(cache.save(cache.fork(a)), saved);
+  KvCache<Paged, mha::scaled_int8> paged(shape, Paged{.pages = 3, .length = 32, .page = 16}, sizes);
+  EXPECT_EQ(paged.save(paged.restore(saved)), saved);
+  KvCache<Contiguous, float> wide(shape, Contiguous{.length = 9}, sizes);
+  EXPECT_EQ(message_of([&] { static_cast<void>(wide.restore(saved)); }),
+            "restore: the sequence was saved in scaled_int8 of 1 bytes, the cache stores float of 4");
+  EXPECT_EQ(message_of([&] { static_cast<void>(cache.restore(wide.save(wide.add()))); }),
+            "restore: the sequence was saved in float of 4 bytes, the cache stores scaled_int8 of 1");
 }
 
 // Keys and values may each come in one sequence of rows or in one for each of the step.

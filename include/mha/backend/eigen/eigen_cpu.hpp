@@ -29,7 +29,8 @@ namespace mha::inline MHA_NAMESPACE {
 /// Bits      the same call has the same bits for any number of threads
 template <class Threads> class EigenCpuWith {
   static_assert(detail::check_executor<Threads>());
-  template <class T> static constexpr bool computes = std::floating_point<Accumulator<T>>;
+  template <class T>
+  static constexpr bool computes = std::floating_point<Accumulator<T>> && !std::same_as<T, scaled_int8>;
 
  public:
   static constexpr const char* name = "EigenCpu";
@@ -100,8 +101,9 @@ template <class Threads> class EigenCpuWith {
  private:
   template <class T> static constexpr bool check_scalar() {
     static_assert(computes<T>,
-                  "mha: EigenCpu computes in float, double or long double (half and bfloat16 are storage): use the "
-                  "backend Reference for other scalars (see mha/backend/reference/reference.hpp)");
+                  "mha: EigenCpu computes in float, double or long double (half and bfloat16 are storage, scaled_int8 "
+                  "that of keys and values alone): use the backend Reference for other scalars (see "
+                  "mha/backend/reference/reference.hpp)");
     return computes<T>;  // the sentence is enough: nothing more is instantiated
   }
 

@@ -16,6 +16,7 @@
 #include <mha/core/tensor.hpp>
 
 #include "compare.hpp"
+#include "eight_bits.hpp"
 #include "random.hpp"
 
 namespace {
@@ -388,6 +389,77 @@ TEST(NearKv, OfOneSequenceForAllChangesNoBits) {
   EXPECT_EQ(support::differing(out, mha::attention<OneThread>(q, each_k, each_v)), 0u);
   EXPECT_GE(workspace.bytes(), copied);
   EXPECT_LT(workspace.bytes(), 2 * copied);
+}
+
+/// Rows of two heads in 8 bits, rows of a head 2 KiB apart, and their numbers one after another.
+struct FarEightBits {
+  static constexpr Index keys = 301, size = 20, value_size = 9, apart = 2048;
+  Tensor<float, 4> k{2, keys, 2, size}, v{2, keys, 2, value_size};
+  Tensor<mha::scaled_int8, 4> far_k{2, keys, 1, apart}, far_v{2, keys, 1, apart};
+
+  FarEightBits() {
+    support::Random random("far rows of 8 bits");
+    random.fill(k);
+    random.fill(v);
+    put(far_k, support::in_eight_bits(k));
+    put(far_v, support::in_eight_bits(v));
+  }
+  mha::ContiguousKv<mha::scaled_int8> source() const { return {of_heads(far_k, size), of_heads(far_v, value_size)}; }
+
+ private:
+  static void put(Tensor<mha::scaled_int8, 4>& rows, const Tensor<mha::scaled_int8, 4>& from) {
+    support::poison_all(rows);
+    for (Index b = 0; b < 2; ++b)
+      for (Index j = 0; j < keys; ++j) std::copy_n(&from(b, j, 0, 0), 2 * from.extent(3), &rows(b, j, 0, 3));
+  }
+  static mha::TensorView<const mha::scaled_int8, 4> of_heads(const Tensor<mha::scaled_int8, 4>& rows, Index n) {
+    return {rows.data() + 3 + 4, {2, keys, 2, n}, {std::ptrdiff_t{apart} * keys, apart, n + 4, 1}};
+  }
+};
+TEST(NearKv, CopiesTheScalesOfRowsInEightBits) {
+  struct StoredCall {
+    AnyKv<mha::scaled_int8> kv;
+    struct {
+      Index batch, heads;
+    } shape;
+    Index kv_heads, head_dim, value_dim;
+    Index queries(Index) const { return 301; }
+    Index keys(Index b) const { return kv.keys(b); }
+  };
+  const FarEightBits far;
+  const auto source = far.source();
+  const StoredCall call{AnyKv<mha::scaled_int8>(source), {2, 2}, 2, far.size, far.value_size};
+  mha::Workspace workspace;
+  auto frame = workspace.frame();
+  const mha::detail::cpu::NearKv<mha::scaled_int8, StoredCall> near(call, 10 * 2 * 2, always, frame);
+  ASSERT_TRUE(near.exists());
+  const std::size_t bytes = 2 * 301 * 2 * (20 + 4 + 9 + 4);
+  EXPECT_GE(workspace.bytes(), bytes);
+  EXPECT_LE(workspace.bytes(), bytes + 512);
+  for (Index i = 0; i < near.heads(); ++i) near.copy(i);
+  for (Index b = 0; b < 2; ++b)
+    for (Index g = 0; g < 2; ++g) {
+      const auto run = near.run(b, g, 0, 301);
+      ASSERT_EQ(run.key_stride, 24);
+      ASSERT_EQ(run.value_stride, 13);
+      for (Index j = 0; j < 301; ++j) {
+        for (Index d = 0; d < far.size; ++d)
+          ASSERT_EQ(mha::detail::stored_number<float>(run.key + j * run.key_stride, d), far.k(b, j, g, d));
+        for (Index d = 0; d < far.value_size; ++d)
+          ASSERT_EQ(mha::detail::stored_number<float>(run.value + j * run.value_stride, d), far.v(b, j, g, d));
+      }
+    }
+}
+TEST(NearKv, ChangesNoBitsOfRowsInEightBits) {
+  const FarEightBits far;
+  for (const Index queries : {3, 70, 301}) {
+    Tensor<float, 4> q(2, queries, 4, far.size);
+    support::Random("queries of far rows").fill(q);
+    EXPECT_EQ(support::differing(mha::attention<mha::Cpu>(q, far.source(), mha::Causal{}),
+                                 mha::attention<mha::Cpu>(q, far.k, far.v, mha::Causal{})),
+              0u)
+        << queries << " queries";
+  }
 }
 
 TEST(NearKv, ChangesNoBits) {

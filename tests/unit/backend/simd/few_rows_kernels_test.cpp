@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -11,6 +12,8 @@
 
 #include <mha/backend/simd/few_rows_kernels.hpp>
 
+#include "compare.hpp"
+#include "eight_bits.hpp"
 #include "levels.hpp"
 #include "random.hpp"
 
@@ -111,6 +114,98 @@ TYPED_TEST(FewRowsKernels, AskForTheLastLineOfRowsThatBeginInsideOne) {
       EXPECT_EQ(line_of(range.begin), line_of(rows + i));
       EXPECT_EQ(line_of(range.end - 1), line_of(reinterpret_cast<const char*>(rows + i + dim) - 1));
     }
+}
+
+/// Rows of 8 bits in runs, and the same numbers in float.
+struct EightBitRuns {
+  support::EightBitRows rows;
+  std::vector<simd::StoredRows<mha::scaled_int8>> runs;
+  std::vector<simd::StoredRows<float>> wide;
+
+  EightBitRuns(support::Random& random, const std::vector<Index>& counts, Index dim, Index gap)
+      : rows(random, std::accumulate(counts.begin(), counts.end(), Index{0}), dim, gap) {
+    Index last = rows.count;
+    for (const Index n : counts) {  // the last first
+      last -= n;
+      runs.push_back({rows.row(last), rows.stride, n});
+      wide.push_back({rows.numbers.data() + std::ptrdiff_t{last} * dim, dim, n});
+    }
+  }
+  Index count() const { return static_cast<Index>(runs.size()); }
+};
+
+template <int Rows, class Isa> void expect_bits_of_numbers(support::Random& random, Index gap) {
+  using Stored = mha::scaled_int8;
+  constexpr Index width = simd::Vector<float, Isa>::width;
+  constexpr Index columns = simd::FewScoresBody<float, Stored, Rows>::template columns_of<Isa>();
+  for (const Index dim : {columns, 3 * columns}) {
+    const EightBitRuns keys(random, {width, 2 * width, 3 * width, width}, dim, gap);
+    const Index n = keys.rows.count;
+    std::vector<float> q(static_cast<std::size_t>(Rows * dim)), s(static_cast<std::size_t>(Rows * n)), expected = s;
+    random.fill(q);
+    support::poison_all(s);
+    const simd::RowRuns<Stored> runs{keys.runs.data(), keys.count()};
+    Isa::template run<simd::FewScoresBody<float, Stored, Rows>>(runs, q.data(), dim, s.data(), std::ptrdiff_t{n},
+                                                                simd::LineRanges{});
+    Isa::template run<simd::FewScoresBody<float, float, Rows>>(simd::RowRuns<float>{keys.wide.data(), keys.count()},
+                                                               q.data(), dim, expected.data(), std::ptrdiff_t{n},
+                                                               simd::LineRanges{});
+    ASSERT_EQ(support::differing(s, expected), 0u) << "scores of " << Rows << " rows of " << dim;
+  }
+  for (const Index dim : {width, 2 * width, 3 * width, 7 * width, 16 * width}) {
+    const EightBitRuns values(random, {1, 5, 16, 3}, dim, gap);
+    const Index n = values.rows.count;
+    std::vector<float> p(static_cast<std::size_t>(Rows * n)), rescale(Rows), out(static_cast<std::size_t>(Rows * dim)),
+        sum(Rows);
+    for (auto* x : {&p, &rescale, &out, &sum}) random.fill(*x);
+    auto expected = out;
+    auto expected_sum = sum;
+    Isa::template run<simd::FewValuesBody<float, Stored, Rows>>(
+        simd::RowRuns<Stored>{values.runs.data(), values.count()}, p.data(), std::ptrdiff_t{n}, rescale.data(), dim,
+        out.data(), sum.data(), simd::LineRanges{});
+    Isa::template run<simd::FewValuesBody<float, float, Rows>>(
+        simd::RowRuns<float>{values.wide.data(), values.count()}, p.data(), std::ptrdiff_t{n}, rescale.data(), dim,
+        expected.data(), expected_sum.data(), simd::LineRanges{});
+    ASSERT_EQ(support::differing(out, expected), 0u) << "values of " << Rows << " rows of " << dim;
+    ASSERT_EQ(support::differing(sum, expected_sum), 0u) << "sums of " << Rows << " rows of " << dim;
+  }
+}
+// A row's scale multiplies its integers before anything is added, so that the bits are those of the numbers.
+TEST(FewRowsOfEightBits, HaveTheBitsOfTheirNumbers) {
+  support::Random random("few rows of 8 bits");
+  unit::for_each_level([&](auto isa) {
+    using Isa = decltype(isa);
+    if constexpr (simd::Vector<float, Isa>::width >= 4 && !Isa::minimal)
+      for (const Index gap : {0, 1, 7, 128}) {
+        SCOPED_TRACE(std::string(mha::to_string(isa.level)) + ", rows " + std::to_string(gap) + " apart");
+        expect_bits_of_numbers<1, Isa>(random, gap);
+        expect_bits_of_numbers<2, Isa>(random, gap);
+        expect_bits_of_numbers<4, Isa>(random, gap);
+        expect_bits_of_numbers<8, Isa>(random, gap);
+      }
+  });
+}
+
+// With the scales that lead the rows.
+TEST(FewRowsOfEightBits, AskForTheLinesOfTheirScalesToo) {
+  using T = mha::scaled_int8;
+  constexpr Index line = simd::LineRange::line, dim = 2 * line - 4;
+  std::vector<T> memory(std::size_t{20} * line);
+  const T* const first = first_line(memory) + line;
+  std::array<simd::LineRange, 8> to{};
+  const std::array<simd::StoredRows<T>, 3> runs{
+      {{first + 4, dim + 4, 3}, {first + 7 * line, dim + 4, 1}, {first + 10 * line + 4, dim + 5, 2}}};
+  const simd::LineRanges ranges = simd::line_ranges<T>({runs.data(), 3}, dim, to.data());
+  ASSERT_EQ(ranges.count, 4) << "rows and scales without a gap are one range";
+  const auto expect = [&](Index i, Index begin, Index lines) {
+    EXPECT_EQ(ranges.data[i].begin - reinterpret_cast<const char*>(first), begin) << "range " << i;
+    EXPECT_EQ(ranges.data[i].end - ranges.data[i].begin, lines * line) << "range " << i;
+  };
+  expect(0, 0, 6);
+  expect(1, 7 * line - 4, 2);  // and a line more, in which it ends
+  expect(2, 10 * line, 2);
+  expect(3, 12 * line + 1, 2);
+  EXPECT_EQ(simd::line_ranges<T>({runs.data(), 3}, 0, to.data()).count, 0);
 }
 
 // While a row sees nothing its maximum is −∞, and −∞ − (−∞) must not appear; a NaN stays in its own weight.

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -8,7 +10,9 @@
 #include <mha/backend/simd/widen.hpp>
 
 #include "compare.hpp"
+#include "eight_bits.hpp"
 #include "levels.hpp"
+#include "random.hpp"
 
 namespace {
 
@@ -114,6 +118,48 @@ TEST(WidenOthers, ConvertsOneByOne) {
     Isa::template run<simd::WidenBody<float, Eighths>>(static_cast<const Eighths*>(from.data()), std::ptrdiff_t{0},
                                                        Index{1}, Index{19}, to.data());
     for (std::size_t i = 0; i < to.size(); ++i) EXPECT_EQ(to[i], static_cast<float>(i) / 8);
+  });
+}
+
+// Every integer under many scales, in rows at odd addresses; nothing beyond a row is read or written.
+TEST(WidenEightBits, RowsAreTheirNumbers) {
+  support::Random random("widened rows of 8 bits");
+  for (const Index dim : {1, 3, 4, 15, 16, 21, 64, 255})
+    for (const Index gap : {0, 1, 5}) {
+      const support::EightBitRows rows(random, 3, dim, gap);
+      unit::for_each_level([&]<class Isa>(Isa) {
+        std::vector<float> to(rows.numbers.size() + 2);
+        support::poison_all(to);
+        Isa::template run<simd::WidenBody<float, mha::scaled_int8>>(rows.row(0), rows.stride, Index{3}, dim, to.data());
+        for (std::size_t i = 0; i < rows.numbers.size(); ++i)
+          ASSERT_EQ(support::bits(to[i]), support::bits(rows.numbers[i])) << i << " of rows of " << dim;
+        for (std::size_t i = rows.numbers.size(); i < to.size(); ++i)
+          ASSERT_EQ(support::bits(to[i]), support::bits(support::poison<float>()));
+      });
+    }
+}
+TEST(WidenEightBits, HasEveryInteger) {
+  for (const float scale : {1.0f, 0.1f, 0.0f, 1e36f}) {
+    std::vector<mha::scaled_int8> row(4);
+    std::memcpy(row.data(), &scale, 4);
+    for (int i = -127; i <= 127; ++i) row.push_back(support::eight_bits(i));
+    unit::for_each_level([&]<class Isa>(Isa) {
+      std::vector<float> to(255);
+      Isa::template run<simd::WidenBody<float, mha::scaled_int8>>(static_cast<const mha::scaled_int8*>(row.data() + 4),
+                                                                  std::ptrdiff_t{0}, Index{1}, Index{255}, to.data());
+      for (int i = -127; i <= 127; ++i) EXPECT_EQ(to[std::size_t(i + 127)], static_cast<float>(i) * scale);
+    });
+  }
+}
+TEST(WidenEightBits, IsNaNUnderAScaleThatIs) {
+  const std::vector<float> from{1, INFINITY, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17};
+  std::vector<mha::scaled_int8> row(4 + from.size());
+  mha::quantize_row(from.data(), 17, row.data() + 4);
+  unit::for_each_level([&]<class Isa>(Isa) {
+    std::vector<float> to(17);
+    Isa::template run<simd::WidenBody<float, mha::scaled_int8>>(static_cast<const mha::scaled_int8*>(row.data() + 4),
+                                                                std::ptrdiff_t{0}, Index{1}, Index{17}, to.data());
+    for (const float x : to) EXPECT_TRUE(std::isnan(x));
   });
 }
 

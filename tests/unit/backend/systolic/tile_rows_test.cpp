@@ -9,6 +9,7 @@
 
 #include "../simd/levels.hpp"
 #include "compare.hpp"
+#include "eight_bits.hpp"
 #include "random.hpp"
 
 namespace {
@@ -38,6 +39,24 @@ TYPED_TEST(TileRows, RoundInChunksPaddedWithZeros) {
           const bfloat16 want =
               d < width ? bfloat16(static_cast<float>(from[std::size_t(1 + i * 230 + d * stride)])) : bfloat16{};
           EXPECT_EQ(got.bits, want.bits) << i << ", " << d << " at " << mha::to_string(mha::IsaLevel(level));
+        }
+      EXPECT_EQ(to[32].bits, bfloat16(9.f).bits) << "between rows";
+    }
+  }
+}
+
+TEST(TileRows, RoundRowsInEightBits) {
+  support::Random random("round rows of 8 bits");
+  for (const Index width : {1, 31, 32, 33, 70, 96}) {
+    const support::EightBitRows rows(random, 5, width, 3);
+    const systolic::StridedRows<const mha::scaled_int8> source{rows.row(0), rows.stride, 1, rows.count, width};
+    for (int level = 0; level <= int(mha::best_isa()); ++level) {
+      std::vector<bfloat16> to(3 * 600, bfloat16(9.f));
+      systolic::round_rows<mha::scaled_int8>(static_cast<mha::IsaLevel>(level), source, to.data(), 40, 600);
+      for (Index i = 0; i < rows.count; ++i)
+        for (Index d = 0; d < (width + 31) / 32 * 32; ++d) {
+          const bfloat16 want = d < width ? bfloat16(rows.numbers[std::size_t(i * width + d)]) : bfloat16{};
+          EXPECT_EQ(to[std::size_t(d / 32 * 600 + i * 40 + d % 32)].bits, want.bits) << i << ", " << d;
         }
       EXPECT_EQ(to[32].bits, bfloat16(9.f).bits) << "between rows";
     }
