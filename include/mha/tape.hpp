@@ -102,12 +102,18 @@ template <class T, class B> class AttentionTape {
         call_(other.call_),
         sequences_(std::move(other.sequences_)),
         recorded_(std::exchange(other.recorded_, false)) {}
-  AttentionTape& operator=(AttentionTape other) noexcept {
-    level_ = std::move(other.level_);
-    sum_ = std::move(other.sum_);
-    call_ = other.call_;
-    sequences_ = std::move(other.sequences_);
-    recorded_ = other.recorded_;
+  // Two, not one by value: that could not throw, and nor could the implicit copy assignment of what has a tape.
+  AttentionTape& operator=(const AttentionTape& other) requires(
+      std::copy_constructible<detail::TensorOf<B, Accumulator<T>, 1>>) {
+    return *this = AttentionTape(other);
+  }
+  AttentionTape& operator=(AttentionTape&& other) noexcept {
+    AttentionTape taken(std::move(other));  // which may be this one
+    level_ = std::move(taken.level_);
+    sum_ = std::move(taken.sum_);
+    call_ = taken.call_;
+    sequences_ = std::move(taken.sequences_);
+    recorded_ = taken.recorded_;
     return *this;
   }
   ~AttentionTape() = default;

@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -15,6 +16,7 @@
 #include <stdlib.h>
 
 #include <mha/io.hpp>
+#include <mha/policy/score/softcap.hpp>
 
 namespace {
 
@@ -54,53 +56,124 @@ class Zeros {
   std::size_t data_ = 0;
 };
 
-/// One block of each family, 4 wide and 6 hidden, in one file: their names do not meet.
-Zeros one_block_of_each() {
+/// What a norm of layers has.
+void add_norm(Zeros& f, const std::string& name) { f.add(name + ".weight", {4}), f.add(name + ".bias", {4}); }
+
+Zeros bert() {
   Zeros f;
   f.add("bert.embeddings.word_embeddings.weight", {5, 4});
   f.add("bert.embeddings.position_embeddings.weight", {5, 4});
   f.add("bert.embeddings.token_type_embeddings.weight", {2, 4});
-  for (const char* norm :
-       {"embeddings.LayerNorm", "encoder.layer.0.attention.output.LayerNorm", "encoder.layer.0.output.LayerNorm"})
-    f.add(std::string("bert.") + norm + ".weight", {4}), f.add(std::string("bert.") + norm + ".bias", {4});
+  const std::string at = "bert.encoder.layer.0.";
+  add_norm(f, "bert.embeddings.LayerNorm");
+  add_norm(f, at + "attention.output.LayerNorm"), add_norm(f, at + "output.LayerNorm");
   for (const char* part : {"self.query", "self.key", "self.value", "output.dense"})
-    f.linear(std::string("bert.encoder.layer.0.attention.") + part, 4, 4);
-  f.linear("bert.encoder.layer.0.intermediate.dense", 6, 4), f.linear("bert.encoder.layer.0.output.dense", 4, 6);
-  f.add("model.embed_tokens.weight", {5, 4}), f.add("model.norm.weight", {4}), f.add("lm_head.weight", {5, 4});
-  for (const char* norm :
-       {"input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"})
-    f.add(std::string("model.layers.0.") + norm + ".weight", {4});
-  for (const char* part : {"q", "k", "v", "o"})
-    f.linear(std::string("model.layers.0.self_attn.") + part + "_proj", 4, 4, false);
-  f.linear("model.layers.0.mlp.gate_proj", 6, 4, false), f.linear("model.layers.0.mlp.up_proj", 6, 4, false);
-  f.linear("model.layers.0.mlp.down_proj", 4, 6, false);
-  f.linear("model.layers.0.self_attn.qkv_proj", 12, 4, false);
-  f.linear("model.layers.0.mlp.gate_up_proj", 12, 4, false);
-  f.add("shared.weight", {5, 4}), f.add("encoder.final_layer_norm.weight", {4});
-  f.add("encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight", {8, 2});
-  for (const char* part : {"q", "k", "v", "o"})
-    f.linear(std::string("encoder.block.0.layer.0.SelfAttention.") + part, 4, 4, false);
-  for (const char* norm : {"layer.0.layer_norm", "layer.1.layer_norm"})
-    f.add(std::string("encoder.block.0.") + norm + ".weight", {4});
-  f.linear("encoder.block.0.layer.1.DenseReluDense.wi", 6, 4, false);
-  f.linear("encoder.block.0.layer.1.DenseReluDense.wo", 4, 6, false);
+    f.linear(at + "attention." + part, 4, 4);
+  f.linear(at + "intermediate.dense", 6, 4), f.linear(at + "output.dense", 4, 6);
   return f;
 }
 
-/// A folder for this process, removed at its end, its tensors opened once.
-const mha::Checkpoint& folder() {
-  static const mha::Checkpoint checkpoint = [] {
+enum class Decoder { llama, qwen3, phi3, gemma2 };
+Zeros decoder(Decoder kind) {
+  Zeros f;
+  f.add("model.embed_tokens.weight", {5, 4}), f.add("model.norm.weight", {4}), f.add("lm_head.weight", {5, 4});
+  const std::string at = "model.layers.0.";
+  f.add(at + "input_layernorm.weight", {4}), f.add(at + "post_attention_layernorm.weight", {4});
+  if (kind == Decoder::gemma2)
+    f.add(at + "pre_feedforward_layernorm.weight", {4}), f.add(at + "post_feedforward_layernorm.weight", {4});
+  if (kind == Decoder::qwen3) f.add(at + "self_attn.q_norm.weight", {2}), f.add(at + "self_attn.k_norm.weight", {2});
+  f.linear(at + "self_attn.o_proj", 4, 4, false), f.linear(at + "mlp.down_proj", 4, 6, false);
+  if (kind == Decoder::phi3) {
+    f.linear(at + "self_attn.qkv_proj", 12, 4, false), f.linear(at + "mlp.gate_up_proj", 12, 4, false);
+  } else {
+    for (const char* part : {"q", "k", "v"}) f.linear(at + "self_attn." + part + "_proj", 4, 4, false);
+    f.linear(at + "mlp.gate_proj", 6, 4, false), f.linear(at + "mlp.up_proj", 6, 4, false);
+  }
+  return f;
+}
+
+Zeros t5() {
+  Zeros f;
+  const std::string at = "encoder.block.0.layer.";
+  f.add("shared.weight", {5, 4}), f.add("encoder.final_layer_norm.weight", {4});
+  f.add(at + "0.SelfAttention.relative_attention_bias.weight", {8, 2});
+  for (const char* part : {"q", "k", "v", "o"}) f.linear(at + "0.SelfAttention." + part, 4, 4, false);
+  f.add(at + "0.layer_norm.weight", {4}), f.add(at + "1.layer_norm.weight", {4});
+  f.linear(at + "1.DenseReluDense.wi", 6, 4, false), f.linear(at + "1.DenseReluDense.wo", 4, 6, false);
+  return f;
+}
+
+Zeros gpt2() {
+  Zeros f;
+  f.add("wte.weight", {5, 4}), f.add("wpe.weight", {5, 4});
+  add_norm(f, "ln_f"), add_norm(f, "h.0.ln_1"), add_norm(f, "h.0.ln_2");
+  f.add("h.0.attn.c_attn.weight", {4, 12}), f.add("h.0.attn.c_attn.bias", {12});
+  f.linear("h.0.attn.c_proj", 4, 4);
+  f.add("h.0.mlp.c_fc.weight", {4, 6}), f.add("h.0.mlp.c_fc.bias", {6});
+  f.add("h.0.mlp.c_proj.weight", {6, 4}), f.add("h.0.mlp.c_proj.bias", {4});
+  return f;
+}
+
+Zeros vit() {
+  Zeros f;
+  const std::string at = "vit.encoder.layer.0.";
+  f.add("vit.embeddings.patch_embeddings.projection.weight", {4, 2, 4, 4});
+  f.add("vit.embeddings.patch_embeddings.projection.bias", {4});
+  f.add("vit.embeddings.cls_token", {1, 1, 4}), f.add("vit.embeddings.position_embeddings", {1, 7, 4});
+  add_norm(f, "vit.layernorm"), add_norm(f, at + "layernorm_before"), add_norm(f, at + "layernorm_after");
+  for (const char* part : {"attention.query", "attention.key", "attention.value", "output.dense"})
+    f.linear(at + "attention." + part, 4, 4);
+  f.linear(at + "intermediate.dense", 6, 4), f.linear(at + "output.dense", 4, 6);
+  f.linear("classifier", 1, 4);
+  return f;
+}
+
+/// A folder for this process, removed at its end: a checkpoint of each family, opened once, 4 wide and 6 hidden, and
+/// the config.json that all of them read.
+class Folder {
+ public:
+  Folder()
+      : root_(made()),
+        bert(of(::bert())),
+        llama(of(decoder(Decoder::llama))),
+        qwen3(of(decoder(Decoder::qwen3))),
+        phi3(of(decoder(Decoder::phi3))),
+        gemma2(of(decoder(Decoder::gemma2))),
+        t5(of(::t5())),
+        gpt2(of(::gpt2())),
+        vit(of(::vit())) {}
+  Folder(const Folder&) = delete;
+  Folder& operator=(const Folder&) = delete;
+  ~Folder() { std::filesystem::remove_all(root_); }
+
+  void write_config(std::string_view text) const {
+    std::ofstream(root_ / "config.json", std::ios::binary)
+        .write(text.data(), static_cast<std::streamsize>(text.size()));
+  }
+
+ private:
+  static std::filesystem::path made() {
     std::string root = (std::filesystem::temp_directory_path() / "mha_fuzz_XXXXXX").string();
     HOLDS(::mkdtemp(root.data()) != nullptr);
-    one_block_of_each().write(std::filesystem::path(root) / "model.safetensors");
-    const mha::Checkpoint made(root);
-    std::filesystem::remove(std::filesystem::path(root) / "model.safetensors");  // the mapping stays
-    return made;
-  }();
-  static const struct Removed {
-    ~Removed() { std::filesystem::remove_all(checkpoint.folder()); }
-  } at_the_end;
-  return checkpoint;
+    return root;
+  }
+  mha::Checkpoint of(const Zeros& zeros) const {
+    const std::filesystem::path path = root_ / "a.safetensors";
+    zeros.write(path);
+    const mha::Checkpoint opened(path);
+    std::filesystem::remove(path);  // the mapping stays
+    return opened;
+  }
+
+  std::filesystem::path root_;
+
+ public:
+  mha::Checkpoint bert, llama, qwen3, phi3, gemma2, t5, gpt2, vit;
+};
+
+const Folder& folder() {
+  static const Folder made;
+  return made;
 }
 
 void check_sizes(const mha::ModelConfig& c) {
@@ -119,44 +192,74 @@ template <class T> void check_block(const mha::BlockWeights<T>& w) {
   HOLDS(sum == 0);
 }
 
-template <class F> void accepts_or_refuses(const F& f) {
+/// Whether f accepts it.
+template <class F> bool accepts(const F& f) {
   try {
     f();
+    return true;
   } catch (const mha::SafetensorsError& error) {
     const std::string_view text = error.what();
     HOLDS(!text.empty() && text.size() < 1000);
     HOLDS(std::none_of(text.begin(), text.end(), [](char c) { return static_cast<unsigned char>(c) < 0x20; }));
+    return false;
   }
+}
+
+/// How many families accept it.
+int accepting(std::string_view config) {
+  const Folder& files = folder();
+  files.write_config(config);
+  int n = accepts([&] {
+    const mha::Bert<float> model(files.bert);
+    check_sizes(model.config()), check_block(model.block(0));
+  });
+  for (const mha::Checkpoint* checkpoint : {&files.llama, &files.qwen3, &files.phi3})
+    n += accepts([&] {
+      const mha::Llama<double> model(*checkpoint);
+      check_sizes(model.config()), check_block(model.block(0));
+      const auto rotary = model.config().scaled_rotary();
+      HOLDS(model.config().window(0).left.value >= 0 && rotary.base > 0);
+      rotary.check(2);
+    });
+  n += accepts([&] {
+    const mha::Gemma<float> model(files.gemma2);
+    const mha::GemmaConfig& c = model.config();
+    check_sizes(c), check_block(model.block(0));
+    HOLDS(c.window(0).left.value >= 0 && c.scaled_rotary(0).base > 0 && c.norm.zero_centered);
+    c.scaled_rotary(0).check(2);
+    for (const float cap : {c.attention_cap.value_or(1), c.logit_cap.value_or(1)}) mha::SoftCap{cap}.check(1);
+  });
+  n += accepts([&] {
+    const mha::T5<float> model(files.t5);
+    check_sizes(model.config()), check_block(model.encoder_block(0));
+    HOLDS(model.encoder_bias().table().size() == 16);
+  });
+  n += accepts([&] {
+    const mha::Gpt2<float> model(files.gpt2);
+    check_sizes(model.config()), check_block(model.block(0));
+  });
+  n += accepts([&] {
+    const mha::Vit<float> model(files.vit);
+    check_sizes(model.config()), check_block(model.block(0));
+    HOLDS(model.config().patches() == 6 && model.config().patch_size() == 32);
+  });
+  return n;
 }
 
 }  // namespace
 
+/// Every file of the corpus here, named by its family, is one that this family accepts: else no input that is made of
+/// it would reach the family's weights.
+extern "C" int LLVMFuzzerInitialize(int* count, char*** arguments) {
+  for (int i = 1; i < *count; ++i)
+    for (const char* family : {"bert", "gemma2", "gpt2", "llama", "mistral", "phi3", "qwen3", "t5", "vit"}) {
+      std::ifstream file(std::filesystem::path((*arguments)[i]) / family, std::ios::binary);
+      if (file) HOLDS(accepting(std::string(std::istreambuf_iterator<char>(file), {})) == 1);
+    }
+  return 0;
+}
+
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* input, std::size_t size) {
-  const mha::Checkpoint& checkpoint = folder();
-  std::ofstream(checkpoint.folder() / "config.json", std::ios::binary)
-      .write(reinterpret_cast<const char*>(input), static_cast<std::streamsize>(size));
-  accepts_or_refuses([&] {
-    const mha::Bert<float> model(checkpoint);
-    check_sizes(model.config()), check_block(model.block(0));
-  });
-  accepts_or_refuses([&] {
-    const mha::Llama<double> model(checkpoint);
-    check_sizes(model.config()), check_block(model.block(0));
-    HOLDS(model.config().window(0).left.value >= 0 && model.config().scaled_rotary().base > 0);
-  });
-  accepts_or_refuses([&] {
-    const mha::Gemma<float> model(checkpoint);
-    const mha::GemmaConfig& c = model.config();
-    check_sizes(c), check_block(model.block(0));
-    HOLDS(c.window(0).left.value >= 0 && c.scaled_rotary(0).base > 0 && c.norm.zero_centered);
-    HOLDS(c.attention_cap.value_or(1) > 0 && c.logit_cap.value_or(1) > 0);
-  });
-  accepts_or_refuses([&] {
-    const mha::T5<float> model(checkpoint);
-    check_sizes(model.config()), check_block(model.encoder_block(0));
-    HOLDS(model.encoder_bias().table().size() == 16);
-  });
-  accepts_or_refuses([&] { mha::Gpt2<float>{checkpoint}; });
-  accepts_or_refuses([&] { mha::Vit<float>{checkpoint}; });
+  accepting({reinterpret_cast<const char*>(input), size});
   return 0;
 }

@@ -3,6 +3,7 @@
 #include <new>
 #include <string>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -27,6 +28,16 @@ struct Scarce {
   template <class T, int Rank> struct Tensor : mha::Tensor<T, Rank> {
     Tensor() = default;
     explicit Tensor(Index n) : mha::Tensor<T, Rank>(left-- > 0 ? n : throw std::bad_alloc()) {}
+  };
+};
+
+/// Memory that is moved and never copied, as a device's is.
+struct Unique {
+  static constexpr mha::Memory memory = mha::Memory::device;
+  template <class T, int Rank> struct Tensor : mha::Tensor<T, Rank> {
+    Tensor() = default;
+    Tensor(Tensor&&) = default;
+    Tensor& operator=(Tensor&&) = default;
   };
 };
 
@@ -85,6 +96,30 @@ TEST(AttentionTape, AMovedOneHasRecordedNothing) {
   static_cast<void>(mha::attention<Reference>(c.q, c.k, c.v, mha::record(tape)));  // is as good as a new one
   EXPECT_TRUE(tape.recorded());
   EXPECT_EQ(support::differing(mha::attention_backward(c.d_out, c.q, c.k, c.v, out, tape).query, expected.query), 0u);
+}
+
+// Else memory that gives out would end the program.
+TEST(AttentionTape, CopyAssignmentMayThrowAlsoOfWhatHasOne) {
+  struct Call {
+    mha::AttentionTape<float> tape;
+  };
+  static_assert(std::is_copy_assignable_v<Call> && !std::is_nothrow_copy_assignable_v<Call>);
+  static_assert(std::is_nothrow_move_assignable_v<Call>);
+  using Moved = mha::AttentionTape<float, Unique>;
+  static_assert(!std::is_copy_constructible_v<Moved> && !std::is_copy_assignable_v<Moved>);
+  static_assert(std::is_nothrow_move_assignable_v<Moved>);
+}
+
+TEST(AttentionTape, AssignedToItselfKeepsItsCall) {
+  const support::BackwardCase<float> c("itself", {});
+  mha::AttentionTape<float, Reference> tape;
+  const auto out = mha::attention<Reference>(c.q, c.k, c.v, mha::record(tape));
+  const auto expected = mha::attention_backward(c.d_out, c.q, c.k, c.v, out, tape);
+  auto& same = tape;
+  tape = std::move(same);
+  tape = same;
+  const auto g = mha::attention_backward(c.d_out, c.q, c.k, c.v, out, tape);
+  EXPECT_EQ(support::differing(g.key, expected.key), 0u);
 }
 
 TEST(AttentionTape, HasMemoryForAllItsRowsAfterAFailedAllocation) {

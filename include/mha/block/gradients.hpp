@@ -60,10 +60,12 @@ template <class A, class Views> class BlockGradients : public Views {
   BlockGradients(BlockGradients&& other) noexcept : Views(other), memory_(std::move(other.memory_)) {
     other.views() = {};
   }
-  BlockGradients& operator=(BlockGradients other) noexcept {
-    views() = other;
-    memory_ = std::move(other.memory_);
-    other.views() = {};
+  // Two, not one by value: that could not throw, and nor could the implicit copy assignment of what has gradients.
+  BlockGradients& operator=(const BlockGradients& other) { return *this = BlockGradients(other); }
+  BlockGradients& operator=(BlockGradients&& other) noexcept {
+    BlockGradients taken(std::move(other));  // which may be these
+    views() = taken;
+    memory_ = std::move(taken.memory_);
     return *this;
   }
   ~BlockGradients() = default;

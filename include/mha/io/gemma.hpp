@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstddef>
 #include <filesystem>
+#include <limits>
 #include <optional>
 #include <string>
 
@@ -118,7 +119,12 @@ template <class T> class Gemma : public DecoderWeights<T, GemmaConfig> {
   static std::optional<float> cap(const ConfigFile& file, const char* key, std::optional<float> otherwise) {
     if (!file.has(key)) return otherwise;
     if (file.find(key) == nullptr) return std::nullopt;
-    return static_cast<float>(positive_or(file, key, 0));
+    const double value = positive_or(file, key, 0);
+    constexpr double most = std::numeric_limits<float>::max(), least = std::numeric_limits<float>::denorm_min();
+    if (value < least || value > most)
+      file.fail(std::string("'") + key + "' is " + detail::number_text(value) + ", expected a float, from " +
+                detail::number_text(least) + " to " + detail::number_text(most));
+    return static_cast<float>(value);
   }
 
   static void read_rope(const ConfigFile& file, GemmaConfig& c, bool gemma3) {

@@ -14,8 +14,8 @@
 namespace mha::inline MHA_NAMESPACE {
 
 /// A file's bytes in memory, read-only and unmapped at the end: pages are read when they are touched and shared with
-/// other processes. The file must not shrink while it is mapped. Where the system does not map as POSIX does, on
-/// Windows, the bytes are read at once and kept.
+/// other processes. The file must not be written to or shrink while it is mapped; one that takes its name by a rename
+/// is another. Where the system does not map as POSIX does, on Windows, the bytes are read at once and kept.
 ///
 /// Cost      no copy; the mapping starts at a page, so it is aligned for every scalar
 /// Errors    std::system_error if the path cannot be opened, is not a regular file, or cannot be mapped

@@ -135,7 +135,12 @@ class RotaryReader {
   void read_share(RotaryConfig& c) const {
     const auto* const own = member("partial_rotary_factor");
     const auto* const share = own != nullptr ? own : file_.find("partial_rotary_factor");
-    if (share == nullptr || *share == 1.0) return;
+    if (share == nullptr || *share == 1.0) {
+      if (head_dim_ % 2 != 0)
+        file_.fail("a head has " + std::to_string(head_dim_) +
+                   " coordinates, expected an even number: they turn in pairs");
+      return;
+    }
     if (of_ != RotaryOf::phi3) file_.refuse("partial_rotary_factor", *share, "1.0");
     const double turning = file_.number_of(*share, "partial_rotary_factor") * head_dim_;
     c.dims = turning > 0 && turning <= head_dim_ ? static_cast<Index>(turning) : 0;
@@ -164,6 +169,7 @@ class RotaryReader {
     const bool lengths = member("factor") == nullptr && original() != nullptr;
     const double trained = original_length(), factor = lengths ? positions_ / trained : positive("factor");
     const auto grown = [&](double by) { return factor <= 1 ? 1 : 0.1 * by * std::log(factor) + 1; };
+    if (!(c.base > 1)) file_.fail("'rope_theta' is " + number_text(c.base) + ", expected more than 1 with \"yarn\"");
     YarnScaling yarn{.factor = factor, .original_length = trained};
     const auto turns = [&](const char* name, double otherwise) {  // 0 is as nothing
       const double given = number_or(name, 0);

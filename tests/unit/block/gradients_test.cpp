@@ -75,6 +75,20 @@ TEST(BlockGradients, CopiesHaveMemoryOfTheirOwn) {
   EXPECT_NE(copy.flat().data(), data);
   copy = std::move(moved);
   EXPECT_EQ(copy.flat().data(), data);
+  auto& same = copy;
+  copy = std::move(same);
+  EXPECT_EQ(copy.flat().data(), data);
+  copy = same;
+  EXPECT_EQ(copy.gate(1, 2), 3);
+}
+
+// Else memory that gives out would end the program.
+TEST(BlockGradients, CopyAssignmentMayThrowAlsoOfWhatHasThem) {
+  struct Part {
+    mha::LinearGradients<float> gradients;
+  };
+  static_assert(std::is_copy_assignable_v<Part> && !std::is_nothrow_copy_assignable_v<Part>);
+  static_assert(std::is_nothrow_move_assignable_v<Part>);
 }
 
 TEST(BlockGradients, ForEachPassesAllNumbers) {

@@ -266,6 +266,12 @@ TEST(Gemma, WhatDoesNotFitIsOneSentence) {
 TEST(Gemma, CapsWindowsAndPositionsThatAreNotKnownAreOneSentence) {
   for (const char* key : {"attn_logit_softcapping", "final_logit_softcapping", "query_pre_attn_scalar"})
     EXPECT_EQ(fault_of(key, 0), std::string("DIR/config.json: '") + key + "' is 0, expected more than 0");
+  // As doubles they are positive, but a SoftCap is float.
+  for (const char* key : {"attn_logit_softcapping", "final_logit_softcapping"})
+    for (const auto& [value, text] : {std::pair{1e-46, "1e-46"}, std::pair{1e39, "1e+39"}, std::pair{1e300, "1e+300"}})
+      EXPECT_EQ(fault_of(key, value), std::string("DIR/config.json: '") + key + "' is " + text +
+                                          ", expected a float, from 1.40129846e-45 to 3.40282347e+38");
+  EXPECT_EQ(fault_of("attn_logit_softcapping", 3e38), "");
   EXPECT_EQ(fault_of("attn_logit_softcapping", 50.0, "gemma3_text"),
             "DIR/config.json: 'attn_logit_softcapping' is 50.0, expected null");
   EXPECT_EQ(fault_of("attn_logit_softcapping", 50.0, "gemma"),

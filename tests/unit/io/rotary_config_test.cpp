@@ -235,6 +235,14 @@ TEST(RotaryConfig, NumbersThatDoNotFitAreOneSentence) {
   EXPECT_EQ(yarn("beta_slow", -1), "c: 'beta_slow' is -1, expected more than 0");
   EXPECT_EQ(yarn("beta_fast", -1), "c: 'beta_fast' is -1, expected more than 0");
   EXPECT_EQ(yarn("attention_factor", 0), "c: 'attention_factor' is 0, expected more than 0");
+  EXPECT_EQ(yarn("rope_theta", 1), "c: 'rope_theta' is 1, expected more than 1 with \"yarn\"");
+  EXPECT_EQ(yarn("rope_theta", 1.5), "");
+  EXPECT_EQ(says({{"rope_theta", 0.5}, {"rope_scaling", {{"rope_type", "yarn"}, {"factor", 2}}}}),
+            "c: 'rope_theta' is 0.5, expected more than 1 with \"yarn\"");
+  EXPECT_EQ(says({{"rope_theta", 0.5}}), "") << "without a scaling";
+  EXPECT_EQ(
+      mha_test::message_of<mha::SafetensorsError>([] { mha::detail::read_rotary(ConfigFile("c", "{}"), 7, 512); }),
+      "c: a head has 7 coordinates, expected an even number: they turn in pairs");
   EXPECT_EQ(read_parameters({{"rope_type", "yarn"}, {"factor", 2}, {"beta_fast", 0}, {"beta_slow", 0}}).scaling,
             AnyScaling(mha::YarnScaling{.factor = 2.0, .original_length = 512.0}))
       << "as where nothing is said";

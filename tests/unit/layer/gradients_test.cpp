@@ -14,6 +14,7 @@
 
 #include "block_backward_checks.hpp"
 #include "compare.hpp"
+#include "failing_new.hpp"
 #include "random.hpp"
 #include "trained_scores.hpp"
 
@@ -101,6 +102,16 @@ TEST(LayerGradients, CopiesHaveMemoryOfTheirOwn) {
   EXPECT_NE(copy.flat().data(), data);
   copy = std::move(moved);
   EXPECT_EQ(copy.flat().data(), data);
+}
+
+// In a program whose operator new can fail: replaced_new.hpp is in weights_test.cpp.
+TEST(LayerGradients, AssignmentThrowsWhereMemoryGivesOut) {
+  auto g = layer().gradients(), copy = g;
+  g.sink(1) = 4;
+  static_assert(!std::is_nothrow_copy_assignable_v<decltype(g)> && std::is_nothrow_move_assignable_v<decltype(g)>);
+  const int failed = support::with_each_allocation_failing([&] { copy = g; }, [&](int) { EXPECT_EQ(copy.sink(1), 0); });
+  EXPECT_GT(failed, 0);
+  EXPECT_EQ(copy.sink(1), 4);
 }
 
 TEST(LayerGradients, AreRefusedByALayerOfOtherSizes) {
