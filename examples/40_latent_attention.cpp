@@ -10,7 +10,7 @@
 // Symbols     E = 48 model width, H = 4 heads; in q and k N = 16 numbers that are not turned and R = 8 that are, V = 16
 //             of a value, C = 32 latent; prompt of P = 21 tokens, L = 40 in all
 // Output      lines that end in "yes", and what a position takes
-// Next        models/, whole models
+// Next        41_eight_bit_cache.cpp, keys and values in 8 bits
 #include <algorithm>
 #include <cmath>
 #include <cstdio>

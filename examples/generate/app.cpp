@@ -64,7 +64,7 @@ void describe(CLI::App& app, Options& o) {
       ->check(CLI::IsMember({"contiguous", "paged", "ring"}))
       ->capture_default_str();
   app.add_option("--cache", o.cache, "What they are stored as")
-      ->check(CLI::IsMember({"float", "bfloat16"}))
+      ->check(CLI::IsMember({"float", "bfloat16", "int8"}))
       ->capture_default_str();
   app.add_option("--chunk", o.chunk, "Tokens of the prompt that are read at a time")
       ->check(CLI::Range(1, 1 << 20))
@@ -126,7 +126,9 @@ CacheOptions cache_options(const Options& o, std::size_t prompt, int tokens) {
   return {.storage = o.storage == "ring"    ? Storage::ring
                      : o.storage == "paged" ? Storage::paged
                                             : Storage::contiguous,
-          .bfloat16 = o.cache == "bfloat16",
+          .stored = o.cache == "bfloat16" ? Stored::in_bfloat16
+                    : o.cache == "int8"   ? Stored::in_int8
+                                          : Stored::in_float,
           .positions = std::max(static_cast<int>(prompt) + tokens, 1),
           .chunk = static_cast<int>(std::clamp(prompt, std::size_t{1}, static_cast<std::size_t>(o.chunk)))};
 }

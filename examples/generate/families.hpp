@@ -51,7 +51,14 @@ template <class Model> class OfFamily final : public LanguageModel {
   std::size_t weight_bytes() const override { return model_.packed_bytes(); }
 
   std::unique_ptr<Text> begin(const CacheOptions& options) const override {
-    return options.bfloat16 ? stored_as<mha::bfloat16>(options) : stored_as<float>(options);
+    switch (options.stored) {
+      case Stored::in_bfloat16:
+        return stored_as<mha::bfloat16>(options);
+      case Stored::in_int8:
+        return stored_as<mha::scaled_int8>(options);
+      default:
+        return stored_as<float>(options);
+    }
   }
 
  private:

@@ -21,11 +21,14 @@ enum class Weights { as_stored, as_float };
 
 using models::Machine;
 
+/// What keys and values are stored as: int8 stands for mha::scaled_int8, which has a scale for each row.
+enum class Stored { in_float, in_bfloat16, in_int8 };
+
 struct CacheOptions {
   Storage storage = Storage::contiguous;
-  bool bfloat16 = false;  ///< keys and values in half the memory of float
-  int positions = 0;      ///< the longest text; a ring goes on for ever
-  int chunk = 0;          ///< the most tokens of one read()
+  Stored stored = Stored::in_float;
+  int positions = 0;  ///< the longest text; a ring goes on for ever
+  int chunk = 0;      ///< the most tokens of one read()
 };
 
 /// A text that a model reads; what it has read is in a key/value cache.

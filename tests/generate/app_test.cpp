@@ -75,7 +75,7 @@ TEST(GenerateApp, RunsTheTrainedModelOfTheRepositoryByDefault) {
 
 TEST(GenerateApp, WritesTheSameTextForAnyChunksAndStorage) {
   const std::string prompt = "the prompt has more bytes than the model's window, which is 32 of them";
-  for (const std::string cache : {"float", "bfloat16"}) {
+  for (const std::string cache : {"float", "bfloat16", "int8"}) {
     const auto text = [&](const std::string& storage, const std::string& chunk, const std::string& seed) {
       const Result r = run({"-p", prompt, "-n", "120", "--cache", cache, "--storage", storage, "--chunk", chunk,
                             "--seed", seed, "--temperature", "0.9", "--top-k", "50", "--top-p", "0.95"});

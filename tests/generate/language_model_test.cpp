@@ -101,16 +101,21 @@ TEST(LanguageModel, OnAMatrixUnitAgreesWithinItsRounding) {
   }
 }
 
-// In 16 bits the logits are others, but the same for all storages and chunks.
-TEST(LanguageModel, StoresHalfTheBytes) {
+// In 16 and in 8 bits the logits are others, but the same for all storages and chunks.
+TEST(LanguageModel, StoresFewerBytes) {
   const auto model = open_model(data("mistral"));
   const std::vector<int> ids = some_ids(30);
-  const CacheOptions narrow{.bfloat16 = true, .positions = 30, .chunk = 30}, wide{.positions = 30, .chunk = 30};
-  EXPECT_EQ(2 * model->begin(narrow)->cache_bytes(), model->begin(wide)->cache_bytes());
-  const auto last = logits_of(*model, narrow, ids).back();
-  EXPECT_NE(last, logits_of(*model, wide, ids).back());
-  for (const Storage storage : {Storage::contiguous, Storage::paged, Storage::ring})
-    for (const int chunk : {1, 7}) EXPECT_EQ(logits_of(*model, {storage, true, 30, chunk}, ids).back(), last);
+  const CacheOptions wide{.positions = 30, .chunk = 30};
+  const std::size_t bytes = model->begin(wide)->cache_bytes();
+  const auto in_float = logits_of(*model, wide, ids).back();
+  for (const Stored stored : {Stored::in_bfloat16, Stored::in_int8}) {
+    const CacheOptions narrow{.stored = stored, .positions = 30, .chunk = 30};
+    EXPECT_EQ(2 * model->begin(narrow)->cache_bytes(), bytes);  // heads of 4 numbers, beside a scale of 4 bytes
+    const auto last = logits_of(*model, narrow, ids).back();
+    EXPECT_NE(last, in_float);
+    for (const Storage storage : {Storage::contiguous, Storage::paged, Storage::ring})
+      for (const int chunk : {1, 7}) EXPECT_EQ(logits_of(*model, {storage, stored, 30, chunk}, ids).back(), last);
+  }
 }
 
 /// The greedy text of a model behind some tokens, with the logits of each step.

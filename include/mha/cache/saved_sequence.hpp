@@ -63,8 +63,8 @@ template <class F> class SavedSequence {
     if (shape.values_in_keys) h.magic[saved_values_at] = ' ';
     const std::string_view name = scalar_name<F>();
     std::memcpy(h.scalar, name.data(), name.size());
-    bytes_.reserve(sizeof h +
-                   static_cast<std::size_t>(layers) * kept_positions(length, gone) * stored_position<F>(shape) * sizeof(F));
+    bytes_.reserve(sizeof h + static_cast<std::size_t>(layers) * kept_positions(length, gone) *
+                                  stored_position<F>(shape) * sizeof(F));
     put_bytes(&h, sizeof h);
   }
 

@@ -141,7 +141,7 @@ template <class T, class Call> class NearKv {
 
   const Call& call_;
   const Index key_row_, value_row_;  ///< elements of a row
-  const Index sequences_;  ///< that are copied
+  const Index sequences_;            ///< that are copied
   std::int64_t all_keys_ = 0;
   std::int64_t* first_ = nullptr;  ///< of each sequence of the call, among the keys of all that are copied
   T* rows_ = nullptr;

@@ -112,7 +112,8 @@ struct Reference {
       if (!call.mask(b, h, position, k)) continue;
       const auto* const key = call.kv.run(b, g, k, k + 1).key;
       A dot(0);
-      for (Index d = 0; d < call.head_dim; ++d) dot += A(query[d * call.q.stride[3]]) * detail::stored_number<A>(key, d);
+      for (Index d = 0; d < call.head_dim; ++d)
+        dot += A(query[d * call.q.stride[3]]) * detail::stored_number<A>(key, d);
       const A logit = call.score(A(call.scale * dot), b, h, position, k);
       if (!(logit == minus_infinity<A>())) row.push_back({k, logit});
     }

@@ -106,7 +106,7 @@ template <class V, class I> MHA_ALWAYS_INLINE void second_of_pairs(V& x, const I
 
 /// Elements of T that are loaded as a word of 32 bits and taken out of it: widening memory would take longer.
 template <class A, class T>
-inline constexpr int in_word = !std::is_same_v<A, float>           ? 1
+inline constexpr int in_word = !std::is_same_v<A, float>        ? 1
                                : std::is_same_v<T, bfloat16>    ? 2
                                : std::is_same_v<T, scaled_int8> ? 4
                                                                 : 1;

@@ -338,10 +338,11 @@ template <class T> TileKernels<T> tile_kernels(IsaLevel level, Index queries) {
     constexpr Index width = Vector<T, Isa>::width;
     // Accumulators, a row of queries and a broadcast value fill the registers.
     constexpr int rows = Isa::registers == 32 ? 8 : 4;
-    if constexpr (Isa::minimal) return make_tile_kernels<T, Isa, rows, 2>();
-    if (queries <= width) return make_tile_kernels<T, Isa, 8, 1>();
-    if (queries <= 2 * width) return make_tile_kernels<T, Isa, rows, 2>();
-    return make_tile_kernels<T, Isa, rows, widest_registers<Isa>>();
+    if constexpr (!Isa::minimal) {
+      if (queries <= width) return make_tile_kernels<T, Isa, 8, 1>();
+      if (queries > 2 * width) return make_tile_kernels<T, Isa, rows, widest_registers<Isa>>();
+    }
+    return make_tile_kernels<T, Isa, rows, 2>();
   });
 }
 
