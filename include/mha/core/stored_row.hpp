@@ -33,7 +33,9 @@ MHA_HOST_DEVICE inline float row_scale(const scaled_int8* row) {
 namespace detail {
 
 /// |x| as an integer, which is in the order of |x|, infinity and NaN above all.
-inline std::uint32_t magnitude(float x) { return __builtin_bit_cast(std::uint32_t, x) & std::uint32_t{0x7fffffff}; }
+inline std::uint32_t magnitude_bits(float x) {
+  return __builtin_bit_cast(std::uint32_t, x) & std::uint32_t{0x7fffffff};
+}
 /// a · b, 127 at most, rounded to the nearest even integer. In double the product is exact, so that a compiler may fuse
 /// it with the sum or not.
 inline std::int8_t rounded_product(float a, float b) {
@@ -54,7 +56,7 @@ template <class T> void quantize_row(const T* from, Index n, scaled_int8* to, st
   constexpr float least = 1e-30f, most = 3.4e38f;
   const auto number = [&](Index i) { return static_cast<float>(from[i * stride]); };
   std::uint32_t highest = 0;
-  for (Index i = 0; i < n; ++i) highest = std::max(highest, detail::magnitude(number(i)));
+  for (Index i = 0; i < n; ++i) highest = std::max(highest, detail::magnitude_bits(number(i)));
   const float largest = std::min(__builtin_bit_cast(float, highest), most);
   const bool finite = highest < 0x7f800000u, zero = !finite || largest < least;
   const float scale = !finite ? std::numeric_limits<float>::quiet_NaN() : zero ? 0.0f : largest / 127.0f;
