@@ -65,10 +65,9 @@ template <class T, class Out, class Stored> constexpr bool check_source_scalars(
   constexpr bool one_scalar = std::is_same_v<T, Out>,
                  one_accumulator = std::is_same_v<Accumulator<T>, Accumulator<Stored>>;
   static_assert(one_scalar, "mha: attention needs q and out of one scalar type (see mha/attention.hpp)");
-  static_assert(
-      one_accumulator,
-      "mha: a source stores keys of the call's scalar or of another with the same accumulator: float, half, "
-      "bfloat16 and scaled_int8 go together, double goes with itself (see mha/cache/kv_source.hpp)");
+  static_assert(one_accumulator,
+                "mha: a source stores keys of the call's scalar or of another with the same accumulator: float, half, "
+                "bfloat16 and scaled_int8 go together, double goes with itself (see mha/cache/kv_source.hpp)");
   return one_scalar && one_accumulator;
 }
 

@@ -143,7 +143,7 @@ void expect_attention_over_rows(const Storage& storage, const M& mask, const mha
       const Tensor<T, 4> expected =
           mha::attention(queries, rows_of(text.keys, D), rows_of(text.values, Dv), mask, scale, B{});
       for (std::size_t e = 0; e < expected.size(); ++e)
-        ASSERT_EQ(support::bits(y.data()[static_cast<std::size_t>(begin) * H * Dv + e]),
+        ASSERT_EQ(support::bits(y.data()[static_cast<std::size_t>(begin * H * Dv) + e]),
                   support::bits(expected.data()[e]))
             << "round " << round << ", sequence " << b << ", element " << e;
     }

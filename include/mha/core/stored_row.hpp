@@ -24,11 +24,27 @@ template <> inline constexpr Index row_lead<scaled_int8> = sizeof(float) / sizeo
 template <class T> constexpr Index row_elements(Index n) { return n == 0 ? 0 : n + row_lead<T>; }
 
 /// The scale of a row whose first number is at `row`.
-inline float row_scale(const scaled_int8* row) {
+MHA_HOST_DEVICE inline float row_scale(const scaled_int8* row) {
   float scale;
   std::memcpy(&scale, row - row_lead<scaled_int8>, sizeof scale);
   return scale;
 }
+
+namespace detail {
+
+/// |x| as an integer, which is in the order of |x|, infinity and NaN above all.
+inline std::uint32_t magnitude_bits(float x) {
+  return __builtin_bit_cast(std::uint32_t, x) & std::uint32_t{0x7fffffff};
+}
+/// a · b, 127 at most, rounded to the nearest even integer. In double the product is exact, so that a compiler may fuse
+/// it with the sum or not.
+inline std::int8_t rounded_product(float a, float b) {
+  constexpr double bias = 0x1.8p52;  // the sum with it has the integer in its lower bits
+  return static_cast<std::int8_t>(
+      __builtin_bit_cast(std::int64_t, static_cast<double>(a) * static_cast<double>(b) + bias));
+}
+
+}  // namespace detail
 
 /// Rounds n numbers, `stride` apart, to a row of scaled_int8 whose first number is to be at `to`, behind its scale.
 ///
@@ -39,21 +55,15 @@ template <class T> void quantize_row(const T* from, Index n, scaled_int8* to, st
   if (n == 0) return;  // such a row takes no memory, for its scale neither
   constexpr float least = 1e-30f, most = 3.4e38f;
   const auto number = [&](Index i) { return static_cast<float>(from[i * stride]); };
-  std::uint32_t highest = 0;  // |x| as an integer is in the order of |x|, infinity and NaN above all
-  for (Index i = 0; i < n; ++i)
-    highest = std::max(highest, __builtin_bit_cast(std::uint32_t, number(i)) & std::uint32_t{0x7fffffff});
+  std::uint32_t highest = 0;
+  for (Index i = 0; i < n; ++i) highest = std::max(highest, detail::magnitude_bits(number(i)));
   const float largest = std::min(__builtin_bit_cast(float, highest), most);
   const bool finite = highest < 0x7f800000u, zero = !finite || largest < least;
   const float scale = !finite ? std::numeric_limits<float>::quiet_NaN() : zero ? 0.0f : largest / 127.0f;
   std::memcpy(static_cast<void*>(to - row_lead<scaled_int8>), &scale, sizeof scale);
   if (zero) return static_cast<void>(std::fill_n(to, n, scaled_int8{}));
-  const auto factor = static_cast<double>(127.0f / largest);
-  // The sum with it is rounded to an integer, which is in its lower bits. In double the product is exact, so that a
-  // compiler may fuse it with the sum or not.
-  constexpr double bias = 0x1.8p52;
-  for (Index i = 0; i < n; ++i)
-    to[i].integer =
-        static_cast<std::int8_t>(__builtin_bit_cast(std::int64_t, static_cast<double>(number(i)) * factor + bias));
+  const float factor = 127.0f / largest;
+  for (Index i = 0; i < n; ++i) to[i].integer = detail::rounded_product(number(i), factor);
 }
 
 namespace detail {

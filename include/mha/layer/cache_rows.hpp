@@ -92,7 +92,8 @@ template <class T, class F> struct MoveRows {
     for (std::ptrdiff_t item = begin; item < end; ++item) {
       const Ends e = local.ends(item);
       move_row(at(local.key, e), local.key.stride[3], local.to_key.pointer(e.to, e.head, 0), local.key.dim());
-      move_row(at(local.value, e), local.value.stride[3], local.to_value.pointer(e.to, e.head, 0), local.value.dim());
+      if (local.value.dim() > 0)  // else its data may be null
+        move_row(at(local.value, e), local.value.stride[3], local.to_value.pointer(e.to, e.head, 0), local.value.dim());
     }
   }
 
@@ -150,6 +151,7 @@ template <class F> struct CopyRows {
       const std::ptrdiff_t head = at / count, row = at - head * count;
       next = std::min(end, (head + 1) * count);
       for (const TensorView<F, 5>* const v : {&key, &value}) {
+        if (v->extent[4] == 0) continue;
         F* const of_head = v->data + head * v->stride[1];
         std::copy_n(of_head + (from + row) * v->stride[3], (next - at) * v->extent[4],
                     of_head + (to + row) * v->stride[3]);

@@ -2,8 +2,12 @@
 #include <gtest/gtest.h>
 
 #include <mha/compiled/cpu.hpp>
+#include <mha/mha.hpp>
 
+#include "compare.hpp"
 #include "declared.hpp"
+#include "eight_bits.hpp"
+#include "random.hpp"
 
 namespace {
 
@@ -24,6 +28,25 @@ TEST(CompiledCpu, IsRightInHalf) {
 TEST(CompiledCpu, IsRightInBfloat16) {
   declared::expect_right<mha::bfloat16, mha::Cpu>(0.15);
   declared::expect_right<mha::bfloat16, mha::CpuWith<mha::Serial>>(0.15);
+}
+
+/// Rows in 8 bits under queries of float, one and many, beside the same numbers in float.
+template <class B> void expect_bits_of_eight_bits() {
+  support::Random random("compiled kernels of 8 bits");
+  for (const mha::Index queries : {1, 3, 70}) {
+    mha::Tensor<float, 4> q(2, queries, 8, 64), k(2, 90, 2, 64), v(2, 90, 2, 32);
+    for (auto* t : {&q, &k, &v}) random.fill(*t);
+    const auto stored_k = support::in_eight_bits(k), stored_v = support::in_eight_bits(v);
+    const mha::ContiguousKv<mha::scaled_int8> rows{support::numbers_of(stored_k), support::numbers_of(stored_v)};
+    const mha::ContiguousKv<float> wide{k.view(), v.view()};
+    EXPECT_EQ(support::differing(mha::attention<B>(q, rows, mha::Causal{}), mha::attention<B>(q, wide, mha::Causal{})),
+              0u);
+    EXPECT_EQ(support::differing(mha::attention_weights<B>(q, rows), mha::attention_weights<B>(q, wide)), 0u);
+  }
+}
+TEST(CompiledCpu, ReadsRowsInEightBits) {
+  expect_bits_of_eight_bits<mha::Cpu>();
+  expect_bits_of_eight_bits<mha::CpuWith<mha::Serial>>();
 }
 
 }  // namespace

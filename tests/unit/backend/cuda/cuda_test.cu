@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <mha/backend/cuda/cuda.cuh>
+#include <mha/core/stored_row.hpp>
 
 #include "gpu.hpp"
 
@@ -39,6 +40,16 @@ TEST(CudaBackend, ExplainsItsPlanWithAndWithoutADevice) {
   const std::string text = Cuda{}.explain<mha::bfloat16>({{2, 8, 512, 512, 0}, 2, 64, 64});
   EXPECT_NE(text.find("tensor cores in bfloat16"), std::string::npos) << text;
   EXPECT_EQ(text.find("no device is here") == std::string::npos, Cuda{}.supported().ok) << text;
+}
+
+// In its host code; the compiler once failed on a conversion of bits inside of a template.
+TEST(CudaBackend, ItsCompilerKnowsRowsInEightBits) {
+  const float numbers[] = {1.0f, -0.5f, 0.25f};
+  mha::scaled_int8 row[4 + 3];
+  mha::quantize_row(numbers, 3, row + 4);
+  float read[3];
+  mha::read_row(row + 4, 3, read);
+  for (int i = 0; i < 3; ++i) EXPECT_NEAR(read[i], numbers[i], 1.0f / 254);
 }
 
 }  // namespace
