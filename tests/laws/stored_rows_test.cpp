@@ -124,9 +124,9 @@ void expect_attention_over_rows(const Storage& storage, const M& mask, const mha
         if (latent) std::copy_n(&key(i, g, 0), Dv, &value(i, g, 0));
       }
     const auto add = [&key, &value](Text<T>& to, Index i) {
-      const auto row = [i](const Tensor<T, 3>& rows) {
-        const auto n = static_cast<std::size_t>(rows.extent(1) * rows.extent(2));
-        return std::span<const T>(rows).subspan(static_cast<std::size_t>(i) * n, n);
+      const auto row = [i](const Tensor<T, 3>& of) {
+        const auto n = static_cast<std::size_t>(of.extent(1) * of.extent(2));
+        return std::span<const T>(of).subspan(static_cast<std::size_t>(i) * n, n);
       };
       to.add(row(key), row(value));
     };
