@@ -96,7 +96,7 @@ TEST(LanguageModel, OnAMatrixUnitAgreesWithinItsRounding) {
     for (const Storage storage : {Storage::contiguous, Storage::paged, Storage::ring}) {
       if (storage == Storage::ring && model->facts().window == 0) continue;
       for (const int chunk : {1, 5})
-        EXPECT_EQ(logits_of(*model, {storage, false, 14, chunk}, ids).back(), found) << name << chunk;
+        EXPECT_EQ(logits_of(*model, {storage, Stored::in_float, 14, chunk}, ids).back(), found) << name << chunk;
     }
   }
 }
