@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// expect only: mha: Cpu computes in float or double (half and bfloat16 are storage, scaled_int8 that of keys
+// expect only: mha: Cpu computes in float or double
 #include <mha/mha.hpp>
 
 #ifdef MHA_FAIL
