@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <cstddef>
 #include <vector>
 
@@ -119,7 +120,7 @@ template <class T> void expect_rounded(Index dim, Index value_dim, Index step) {
       mha::detail::move_rows<T, scaled_int8>(n, key, value, to_key.view(), to_value.view(), nullptr, to_row));
   for (Index i = 0; i < n; ++i)
     for (Index g = 0; g < heads; ++g) {
-      std::vector<scaled_int8> expected(static_cast<std::size_t>(width));
+      std::vector<scaled_int8> expected(static_cast<std::size_t>(std::max(width, value_width)));
       mha::quantize_row(key.pointer(0, i, g, 0), dim, expected.data() + 4, step);
       for (Index e = 0; e < width; ++e)
         ASSERT_EQ(to_key(to_row[i], g, e).integer, expected[static_cast<std::size_t>(e)].integer);
