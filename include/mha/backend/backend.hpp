@@ -341,6 +341,22 @@ concept WidensWeights = PacksWeights<B, W> &&
   backend.gemm(call, workspace);
 };
 
+namespace detail {
+
+/// What a backend that rounds weights of W to 8 bits makes of them.
+template <class W, class B>
+using QuantizedBy =
+    std::remove_cvref_t<decltype(std::declval<const B&>().quantize(std::span<const DenseWeights<W>>()))>;
+
+}  // namespace detail
+
+/// One that multiplies rows of T by weights of W which it rounded to 8 bits.
+template <class B, class T, class W>
+concept QuantizesWeights = requires(const B backend, const PackedGemmCall<T, detail::QuantizedBy<W, B>>& call,
+                                    typename B::Workspace& workspace) {
+  backend.gemm(call, workspace);
+};
+
 /// One that writes a matrix that it packed of W as rows of T again.
 template <class B, class T, class W>
 concept UnpacksWeights = PacksWeights<B, W> &&

@@ -162,6 +162,25 @@ template <class T, class B = Cpu, class F = Gelu, class... Others> class FeedFor
     }
   }
 
+  /// Weights that are rounded to 8 bits, as Linear::quantize() takes them.
+  ///
+  /// Errors    as above
+  void quantize(const BorrowedFeedForward<T>& w) { quantize<T>(w); }
+  template <class W> void quantize(const BorrowedFeedForward<W>& w) {
+    quantize(FeedForwardViews<const W>{detail::views_of(w.up), detail::views_of(w.down), {}});
+  }
+  template <class W> void quantize(const FeedForwardViews<const W>& w) {
+    require_shapes(w, "quantize: up()", "quantize: down()");
+    up_.quantize(w.up);
+    down_.quantize(w.down);
+  }
+  /// Those that it has, of both or, if one refuses, of neither.
+  void quantize() {
+    up_.require_readable("quantize: up()");
+    down_.require_readable("quantize: down()");
+    quantize(parameters());
+  }
+
   /// The rows of x through both.
   ///
   /// Then      in any order: residual(r), which is added last and may be x or y; into(y), where y may be x itself; a
@@ -307,9 +326,11 @@ template <class T, class B = Cpu, class F = Gelu, class... Others> class FeedFor
     same("down()", "outputs", down_.config().outputs, "d_model", config_.d_model);
   }
 
-  template <class W> void require_shapes(const FeedForwardViews<const W>& w) const {
-    static_cast<void>(up_.parameters_.checked(w.up, "borrow: up()"));
-    static_cast<void>(down_.parameters_.checked(w.down, "borrow: down()"));
+  template <class W>
+  void require_shapes(const FeedForwardViews<const W>& w, const char* up = "borrow: up()",
+                      const char* down = "borrow: down()") const {
+    static_cast<void>(up_.parameters_.checked(w.up, up));
+    static_cast<void>(down_.parameters_.checked(w.down, down));
   }
 
   /// Memory of the frame for the hidden rows of x, (B, L, d_hidden).

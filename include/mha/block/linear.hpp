@@ -28,6 +28,7 @@
 #include "gradients.hpp"
 #include "linear_backward.hpp"
 #include "linear_call.hpp"
+#include "linear_memory.hpp"
 #include "linear_product.hpp"
 #include "linear_weights.hpp"
 #include "narrow_weights.hpp"
@@ -54,103 +55,26 @@ namespace mha::inline MHA_NAMESPACE {
 ///   mha::Linear<float, mha::Cpu, mha::Gelu> up({.inputs = 768, .outputs = 3072});
 ///   up.initialize(mha::XavierUniform{.seed = 1});
 ///   auto y = up(x);  // (L, 768) → (L, 3072)
-template <class T, class B = Cpu, class F = Identity, class... Others> class Linear {
+template <class T, class B = Cpu, class F = Identity, class... Others>
+class Linear : public LinearMemory<T, detail::OrNoBackend<B>, F> {
   using On = detail::OrNoBackend<B>;
-  using Products = detail::LinearProduct<T, On, F>;
-  static constexpr bool gated = detail::is_gated<F>;
+  using Memory = LinearMemory<T, On, F>;
+  using Memory::gated, Memory::parameters_, Memory::backend_, Memory::products_, Memory::require_weights;
 
  public:
   using Scalar = T;
   using Workspace = typename On::Workspace;
+  using Memory::config, Memory::parameter_count;
 
   template <class... Values>
-  explicit Linear(const LinearConfig& config, const Values&... values)
-      : parameters_(config),
-        backend_(detail::given_or_default<On>(values...)),
+  explicit Linear(const LinearConfig& sizes, const Values&... values)
+      : Memory(sizes, detail::given_or_default<On>(values...)),
         activation_(detail::given_activation<F>(values...)),
         dropout_(detail::given_dropout(values...)) {
     detail::check_linear_values<B, F, Values...>();
   }
 
-  [[nodiscard]] const LinearConfig& config() const { return parameters_.config(); }
-  /// What it computes on, unless a call is given another.
-  [[nodiscard]] const On& backend() const { return backend_; }
   [[nodiscard]] const F& activation() const { return activation_; }
-
-  /// Read-only named views of the weights; null data while there are none, or only packed ones.
-  [[nodiscard]] LinearViews<const T> parameters() const { return parameters_.views(); }
-  [[nodiscard]] std::int64_t parameter_count() const { return parameters_.size(); }
-  /// The memory of those that the backend packed; 0 if there are none.
-  [[nodiscard]] std::size_t packed_bytes() const { return products_.bytes(); }
-
-  /// f(const LinearViews<T>&): the only way to change weights, element by element. Backends that pack weights do so
-  /// here and in borrow(), once for all calls. If f throws, what it has written stays; if there were none before, there
-  /// are none, and only another Linear that borrowed them in f still reads them.
-  ///
-  /// Errors    ShapeError if the weights are borrowed, or dropped by drop_unpacked(), even by f itself
-  template <class Change> void update(Change&& f) {
-    detail::write_and_pack(parameters_, products_, f, [this](const LinearViews<const T>& w, Products old) {
-      return Products(backend_, w, std::move(old));
-    });
-  }
-
-  /// Draws the weights, e.g. XavierUniform{.seed = 1}.
-  template <class Initializer> void initialize(const Initializer& draw) {
-    update([&](const auto& p) { draw(p); });
-  }
-
-  /// Uses weights where they are, of any strides, e.g. in a mapped checkpoint, which `keep_alive` holds as long as the
-  /// Linear lives; without one, their owner must outlive it and keep them (a Linear frees its own in borrow(),
-  /// drop_unpacked() and when it is assigned to), unless it borrows them already. A backend that packs weights
-  /// multiplies by them as they are now, but backward() reads them where they are: borrow again what has changed.
-  ///
-  /// Errors    ShapeError if a matrix or vector does not have the configuration's shape; nothing changes then
-  void borrow(const BorrowedLinear<T>& w, std::shared_ptr<const void> keep_alive = nullptr) {
-    borrow(detail::views_of(w), std::move(keep_alive));
-  }
-  /// Another Linear's weights: down.borrow(other.parameters()).
-  template <std::same_as<LinearViews<const T>> Views>
-  void borrow(const Views& weights, std::shared_ptr<const void> keep_alive = nullptr) {
-    parameters_.borrow(weights, std::move(keep_alive),
-                       [&](const LinearViews<const T>& w) { products_ = Products(backend_, w); });
-  }
-
-  /// Weights in half or bfloat16 under float or double: linear.borrow(mha::BorrowedLinear<mha::bfloat16>{.weight = …}).
-  /// Cpu packs their own 16 bits and widens them as it multiplies; Systolic packs a bfloat16 as one part in any
-  /// precision; another backend gets them as T. They are read here only, and `keep_alive` is let go.
-  ///
-  /// Bits      those of the same weights borrowed in T; of infinities on Systolic, and on EigenCpu, nearly
-  /// Memory    that of the packed weights, on Reference and EigenCpu that of a copy in T
-  /// Errors    as above
-  template <class W>
-  requires(!std::same_as<W, T>) void borrow(const BorrowedLinear<W>& w, std::shared_ptr<const void> = nullptr) {
-    borrow(detail::views_of(w));
-  }
-  template <class W>
-  requires(!std::same_as<W, T>) void borrow(const LinearViews<const W>& weights,
-                                            std::shared_ptr<const void> = nullptr) {
-    if constexpr (detail::check_narrow<T, W>()) {
-      const LinearViews<const W> w = parameters_.checked(weights);
-      if constexpr (detail::keeps_narrow<On, T, W>) {
-        products_ = Products::of_narrow(backend_, w);
-        parameters_.keep_packed_only();
-      } else {
-        const auto copy = std::make_shared<Tensor<T, 1>>();
-        borrow(parameters_.widened(w, *copy), copy);
-        if (products_.packed()) parameters_.keep_packed_only();
-      }
-    }
-  }
-
-  /// Frees the Linear's own weights, or lets go of those that it borrows: those that the backend packed are enough for
-  /// every call. Nothing can be read by parameters() or written by update() then, until weights are borrowed.
-  ///
-  /// Errors    ShapeError if there are no weights, the backend does not pack them, as Reference and EigenCpu, or the
-  ///           last update() threw
-  void drop_unpacked() {
-    require_packed("drop_unpacked");
-    parameters_.keep_packed_only(parameters_.version());
-  }
 
   /// The rows of x through the Linear.
   ///
@@ -270,15 +194,6 @@ template <class T, class B = Cpu, class F = Identity, class... Others> class Lin
   template <class, class, class, class...> friend class FeedForward;
 
   // Everything is checked before anything is computed.
-  void require_weights(const char* call) const {
-    detail::require(parameters_.present(), call, ": expected ", parameter_count(),
-                    " weights, got 0: call initialize, update or borrow first");
-  }
-  void require_packed(const char* call) const {
-    require_weights(call);
-    detail::require_packed_weights(products_.packed(), PacksWeights<On, T>, call, On::name, "Linear",
-                                   parameter_count());
-  }
   void check(const char* call, const char* width, const On& backend, const TensorView<const T, 3>& x) const {
     detail::check_linear_rows<T>(call, width, backend, x, config().inputs);
   }
@@ -377,11 +292,8 @@ template <class T, class B = Cpu, class F = Identity, class... Others> class Lin
     });
   }
 
-  detail::LinearParameters<T, gated> parameters_;
-  [[no_unique_address]] On backend_;
-  [[no_unique_address]] F activation_;
+  F activation_;
   std::optional<Dropout> dropout_;
-  Products products_;
 
   // Last, because clang skips what follows a failed assertion.
   static_assert(detail::check_linear_types<B, F, Others...>());

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <array>
 #include <concepts>
 #include <cstddef>
 #include <span>
@@ -46,6 +47,12 @@ template <class T, class B, class F> class LinearProduct {
   requires(keeps_narrow<B, T, W>) static LinearProduct of_narrow(const B& backend, const LinearViews<const W>& w) {
     LinearProduct product;
     product.packed_ = pack(backend, w);
+    return product;
+  }
+  /// By weights that are rounded to 8 bits.
+  template <class W> static LinearProduct in_eight_bits(const B& backend, const LinearViews<const W>& w) {
+    LinearProduct product;
+    product.packed_ = Packed::in_eight_bits(backend, std::span<const DenseWeights<W>>(matrices(w)).last(parts));
     return product;
   }
 
@@ -111,9 +118,11 @@ template <class T, class B, class F> class LinearProduct {
   }
 
  private:
+  template <class W> static std::array<DenseWeights<W>, 2> matrices(const LinearViews<const W>& w) {
+    return {{{w.gate, w.gate_bias}, {w.weight, w.bias}}};
+  }
   template <class W, class... Old> static Packed pack(const B& backend, const LinearViews<const W>& w, Old&&... old) {
-    const DenseWeights<W> both[] = {{w.gate, w.gate_bias}, {w.weight, w.bias}};
-    return Packed(backend, std::span<const DenseWeights<W>>(both).last(parts), std::forward<Old>(old)...);
+    return Packed(backend, std::span<const DenseWeights<W>>(matrices(w)).last(parts), std::forward<Old>(old)...);
   }
 
   /// Of rows: the residual may be `to` itself, and nothing else overlaps it.

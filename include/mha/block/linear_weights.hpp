@@ -179,12 +179,14 @@ template <class T, bool gated> class LinearParameters {
     return borrowed() && parts_overlap(w, borrowed_->views) ? borrowed_->keep_alive : nullptr;
   }
 
-  /// Views of `copy`, which takes the numbers of checked weights in another scalar.
-  template <class W> LinearViews<const T> widened(const LinearViews<const W>& from, Tensor<T, 1>& copy) const {
+  /// Views of `copy`, which takes the numbers of checked weights in another scalar, after change(copy).
+  template <class W, class Change>
+  LinearViews<const T> widened(const LinearViews<const W>& from, Tensor<T, 1>& copy, const Change& change) const {
     require_one_allocation("borrow");
     copy = Tensor<T, 1>(static_cast<Index>(size()));
     const LinearViews<T> to = carve<T>(copy.data(), copy.size());
     widen_parts(from, to);
+    change(to);
     return {to.weight, to.bias, to.gate, to.gate_bias, {}};
   }
 

@@ -57,14 +57,17 @@ template <class T, class B, class F = Identity> class NarrowWeights {
   const bool unpacks;
 };
 
-template <class T, class B, class F, class W> class NarrowWeightsOf final : public NarrowWeights<T, B, F> {
-  using Packed = typename PackedBy<W, B>::type;
+/// Those that are stored in W, which the backend made a Packed of.
+template <class T, class B, class F, class W, class Packed>
+class NarrowWeightsOf final : public NarrowWeights<T, B, F> {
   using Workspace = typename B::Workspace;
+  static constexpr bool can_unpack = requires(const B& backend, const Packed& packed, const TensorView<T, 2>& to) {
+    backend.unpack(packed, Index{}, to);
+  };
 
  public:
-  NarrowWeightsOf(const B& backend, std::span<const DenseWeights<W>> parts)
-      : NarrowWeights<T, B, F>(mha::detail::scalar_name<W>(), sizeof(W), UnpacksWeights<B, T, W>),
-        packed_(backend.pack(parts)) {}
+  explicit NarrowWeightsOf(Packed packed)
+      : NarrowWeights<T, B, F>(mha::detail::scalar_name<W>(), sizeof(W), can_unpack), packed_(std::move(packed)) {}
 
   std::size_t bytes() const override { return packed_.bytes(); }
 
@@ -84,7 +87,7 @@ template <class T, class B, class F, class W> class NarrowWeightsOf final : publ
   }
 
   void unpack(const B& backend, Index part, const TensorView<T, 2>& to) const override {
-    if constexpr (UnpacksWeights<B, T, W>) backend.unpack(packed_, part, to);
+    if constexpr (can_unpack) backend.unpack(packed_, part, to);
   }
 
  private:
@@ -141,7 +144,15 @@ template <class T, class B, class F = Identity> class PackedMatrices {
   /// In W.
   template <class W>
   requires(keeps_narrow<B, T, W>) PackedMatrices(const B& backend, std::span<const DenseWeights<W>> matrices)
-      : narrow_(std::make_shared<const NarrowWeightsOf<T, B, F, W>>(backend, matrices)) {}
+      : narrow_(narrow<W>(backend.pack(matrices))) {}
+  /// In 8 bits.
+  template <class W>
+  requires(QuantizesWeights<B, T, W>) static PackedMatrices
+      in_eight_bits(const B& backend, std::span<const DenseWeights<W>> matrices) {
+    PackedMatrices r;
+    r.narrow_ = narrow<scaled_int8>(backend.quantize(matrices));
+    return r;
+  }
 
   bool present() const { return own_ != nullptr || narrow_ != nullptr; }
   /// Errors    ShapeError that names both devices if they are not on the current one
@@ -205,6 +216,10 @@ template <class T, class B, class F = Identity> class PackedMatrices {
   }
 
  private:
+  template <class W, class P> static std::shared_ptr<const NarrowWeights<T, B, F>> narrow(P packed) {
+    return std::make_shared<const NarrowWeightsOf<T, B, F, W, P>>(std::move(packed));
+  }
+
   std::shared_ptr<Own> own_;                              // written only where it has one owner
   std::shared_ptr<const NarrowWeights<T, B, F>> narrow_;  // instead of own_
 };

@@ -52,12 +52,13 @@ __attribute__((used)) static void (*const revision)() = &compile_all_files_again
   MHA_CPU_DERIVATIVES(Extern, A, mha::ThreadPool)                                                               \
   MHA_CPU_DERIVATIVES(Extern, A, mha::Serial)
 
-#define MHA_CPU_FEW_ROWS(Extern, A, T)                                                         \
+/// What reads T: keys and values, and weights.
+#define MHA_CPU_READERS(Extern, A, T)                                                          \
   Extern template mha::detail::simd::FewRowsKernels<A, T> mha::detail::simd::few_rows_kernels( \
-      mha::IsaLevel, mha::Index, mha::Index, mha::Index);
-#define MHA_CPU_TABLES(Extern, A, T)                                                                         \
-  MHA_CPU_FEW_ROWS(Extern, A, T)                                                                             \
-  Extern template mha::detail::simd::PanelKernel<A, T> mha::detail::simd::panel_kernel<A, T>(mha::IsaLevel); \
+      mha::IsaLevel, mha::Index, mha::Index, mha::Index);                                      \
+  Extern template mha::detail::simd::PanelKernel<A, T> mha::detail::simd::panel_kernel<A, T>(mha::IsaLevel);
+#define MHA_CPU_TABLES(Extern, A, T) \
+  MHA_CPU_READERS(Extern, A, T)      \
   Extern template mha::detail::simd::NormKernel<A, T> mha::detail::simd::norm_kernel<A, T>(mha::IsaLevel);
 
 #define MHA_CPU_CALLS(Extern, T, Threads)                                                                              \
@@ -89,18 +90,15 @@ __attribute__((used)) static void (*const revision)() = &compile_all_files_again
       const mha::Config&, const mha::TensorView<const T, 3>&, const mha::detail::MemoryRows<T>&, bool,                 \
       mha::Workspace::Frame&);
 
-#define MHA_CPU_STORED_CALLS(Extern, T, W, Threads)                                                               \
+#define MHA_CPU_NARROW_CALLS(Extern, T, W, Threads)                                                               \
   Extern template void mha::detail::cpu::attend(const mha::detail::cpu::AnyCall<T, W>&, mha::IsaLevel,            \
                                                 mha::Workspace&, const Threads&);                                 \
   Extern template void mha::detail::cpu::weights(const mha::detail::cpu::AnyCall<T, W>&, mha::IsaLevel,           \
                                                  const mha::TensorView<mha::Accumulator<T>, 4>&, mha::Workspace&, \
-                                                 const Threads&);
-
-#define MHA_CPU_NARROW_CALLS(Extern, T, W, Threads)                                                        \
-  MHA_CPU_STORED_CALLS(Extern, T, W, Threads)                                                              \
-  Extern template void mha::detail::cpu::multiply(const mha::TensorView<const T, 2>&,                      \
-                                                  const mha::detail::cpu::AnyColumns<W>&,                  \
-                                                  std::span<const mha::TensorView<T, 2>>, mha::Workspace&, \
+                                                 const Threads&);                                                 \
+  Extern template void mha::detail::cpu::multiply(const mha::TensorView<const T, 2>&,                             \
+                                                  const mha::detail::cpu::AnyColumns<W>&,                         \
+                                                  std::span<const mha::TensorView<T, 2>>, mha::Workspace&,        \
                                                   const Threads&, const mha::detail::simd::AnyEpilogue<T>&);
 
 #define MHA_LAYER_PARTS(Extern, T)                                                                               \
@@ -126,11 +124,10 @@ __attribute__((used)) static void (*const revision)() = &compile_all_files_again
   MHA_CPU_NARROW_CALLS(Extern, T, W, mha::ThreadPool) \
   MHA_CPU_NARROW_CALLS(Extern, T, W, mha::Serial)
 
-/// Keys and values of W, that no weights are of, under queries of T.
-#define MHA_CPU_STORED(Extern, T, W)                  \
-  MHA_CPU_FEW_ROWS(Extern, mha::Accumulator<T>, W)    \
-  MHA_CPU_STORED_CALLS(Extern, T, W, mha::ThreadPool) \
-  MHA_CPU_STORED_CALLS(Extern, T, W, mha::Serial)
+/// The same of a W that no activations are of.
+#define MHA_CPU_STORED(Extern, T, W)              \
+  MHA_CPU_READERS(Extern, mha::Accumulator<T>, W) \
+  MHA_CPU_NARROW(Extern, T, W)
 
 #define MHA_CPU_KERNELS(Extern)                \
   MHA_POOL_THREADS(Extern)                     \

@@ -30,6 +30,9 @@ MHA_HOST_DEVICE inline float row_scale(const scaled_int8* row) {
   return scale;
 }
 
+/// Rows of a matrix (in, out) of weights in 8 bits whose numbers in a column share a scale.
+inline constexpr Index weights_per_scale = 256;
+
 namespace detail {
 
 /// |x| as an integer, which is in the order of |x|, infinity and NaN above all.
@@ -44,6 +47,25 @@ inline std::int8_t rounded_product(float a, float b) {
       __builtin_bit_cast(std::int64_t, static_cast<double>(a) * static_cast<double>(b) + bias));
 }
 
+/// How numbers become integers of 8 bits with one scale.
+struct EightBits {
+  float scale;
+  float factor;  ///< of a number, before it is rounded; 0 if all integers are 0
+
+  /// Of numbers whose highest magnitude_bits() are these.
+  explicit EightBits(std::uint32_t highest) {
+    constexpr float least = 1e-30f, most = 3.4e38f;
+    const float largest = std::min(__builtin_bit_cast(float, highest), most);
+    const bool finite = highest < 0x7f800000u, zero = !finite || largest < least;
+    scale = !finite ? std::numeric_limits<float>::quiet_NaN() : zero ? 0.0f : largest / 127.0f;
+    factor = zero ? 0.0f : 127.0f / largest;
+  }
+
+  static std::int8_t integer(float number, float factor) {
+    return factor == 0.0f ? std::int8_t{0} : rounded_product(number, factor);
+  }
+};
+
 }  // namespace detail
 
 /// Rounds n numbers, `stride` apart, to a row of scaled_int8 whose first number is to be at `to`, behind its scale.
@@ -53,17 +75,12 @@ inline std::int8_t rounded_product(float a, float b) {
 ///           infinite, and 0 if all are below 1e-30; numbers beyond 3.4e38 become 3.4e38
 template <class T> void quantize_row(const T* from, Index n, scaled_int8* to, std::ptrdiff_t stride = 1) {
   if (n == 0) return;  // such a row takes no memory, for its scale neither
-  constexpr float least = 1e-30f, most = 3.4e38f;
   const auto number = [&](Index i) { return static_cast<float>(from[i * stride]); };
   std::uint32_t highest = 0;
   for (Index i = 0; i < n; ++i) highest = std::max(highest, detail::magnitude_bits(number(i)));
-  const float largest = std::min(__builtin_bit_cast(float, highest), most);
-  const bool finite = highest < 0x7f800000u, zero = !finite || largest < least;
-  const float scale = !finite ? std::numeric_limits<float>::quiet_NaN() : zero ? 0.0f : largest / 127.0f;
-  std::memcpy(static_cast<void*>(to - row_lead<scaled_int8>), &scale, sizeof scale);
-  if (zero) return static_cast<void>(std::fill_n(to, n, scaled_int8{}));
-  const float factor = 127.0f / largest;
-  for (Index i = 0; i < n; ++i) to[i].integer = detail::rounded_product(number(i), factor);
+  const detail::EightBits bits(highest);
+  std::memcpy(static_cast<void*>(to - row_lead<scaled_int8>), &bits.scale, sizeof bits.scale);
+  for (Index i = 0; i < n; ++i) to[i].integer = detail::EightBits::integer(number(i), bits.factor);
 }
 
 namespace detail {

@@ -98,50 +98,39 @@ template <class T, class Policies> class Parameters {
                     " parameters, because it was moved from");
   }
 
-  /// Uses weights where they are; before(views) comes last of what can throw. Without keep_alive, what holds those that
-  /// are borrowed already holds them on, if they are borrowed again.
+  /// Named views of weights in any scalar that have the configuration's shapes, null data for what there is none of.
   ///
-  /// Errors    ShapeError if a matrix, bias or vector does not have the configuration's shape; nothing changes then
-  template <class F = NothingBefore>
-  void borrow(ParameterViews<const T> w, std::shared_ptr<const void> keep_alive, const F& before = {},
-              std::uint64_t version = detail::next_version()) {
+  /// Errors    ShapeError if a matrix, bias or vector does not have the configuration's shape
+  template <class W> ParameterViews<const W> checked(ParameterViews<const W> w, const char* call = "borrow") const {
     const Config& c = config_;
-    // They would be gone with what the layer owns.
-    detail::require(own_.size() == 0 || !detail::parts_overlap(w, own_.view()), "borrow: weights that are among the ",
-                    size(), " of the layer's own, expected another's");
-    check("query", w.query, c.d_model, c.num_heads, c.head_dim, c.has_query_bias());
-    check("key", w.key, c.kv_model, c.num_kv_heads, c.head_dim, c.has_key_bias());
-    check("value", w.value, c.value_model, c.num_kv_heads, c.value_dim, c.has_value_bias());
+    check(call, "query", w.query, c.d_model, c.num_heads, c.head_dim, c.has_query_bias());
+    check(call, "key", w.key, c.kv_model, c.num_kv_heads, c.head_dim, c.has_key_bias());
+    check(call, "value", w.value, c.value_model, c.num_kv_heads, c.value_dim, c.has_value_bias());
     detail::check_borrowed("output", w.output.weight, Output::has_weights ? c.concat_width() : 0,
-                           Output::has_weights ? c.d_model : 0);
+                           Output::has_weights ? c.d_model : 0, call);
     detail::check_borrowed("output bias", w.output.bias, Output::has_weights && c.has_output_bias() ? c.d_model : 0,
-                           Output::has_weights ? set_bias : "");
+                           Output::has_weights ? set_bias : "", call);
     constexpr const char* name_norm = ": name mha::QkNorm in the layer's type";
-    detail::check_borrowed("query_norm", w.query_norm, Norm::has_weights ? c.head_dim : 0, name_norm);
-    detail::check_borrowed("key_norm", w.key_norm, Norm::has_weights ? c.head_dim : 0, name_norm);
+    detail::check_borrowed("query_norm", w.query_norm, Norm::has_weights ? c.head_dim : 0, name_norm, call);
+    detail::check_borrowed("key_norm", w.key_norm, Norm::has_weights ? c.head_dim : 0, name_norm, call);
     detail::check_borrowed("gate", w.gate, Concat::has_gates ? c.num_heads : 0,
-                           ": name mha::GatedHeads in the layer's type");
-    // Null data is what says that there is none.
+                           ": name mha::GatedHeads in the layer's type", call);
     for (auto* heads : {&w.query, &w.key, &w.value})
       if (heads->bias.extent[0] == 0) heads->bias = {};
     if (w.output.bias.extent[0] == 0) w.output.bias = {};
     w.all = {};
-    if (borrowed() && keep_alive == nullptr && detail::parts_overlap(w, borrowed_->views))
-      keep_alive = borrowed_->keep_alive;
-    become({w, std::move(keep_alive), false}, before, version);
+    return w;
   }
-
-  template <class F = NothingBefore>
-  void borrow(const BorrowedWeights<T>& w, std::shared_ptr<const void> keep_alive, const F& before = {}) {
+  template <class W> ParameterViews<const W> checked(const BorrowedWeights<W>& w, const char* call = "borrow") const {
     const Config& c = config_;
     // The matrices are checked while they are still as the caller wrote them.
-    detail::check_borrowed("query", w.query, c.d_model, c.query_width());
-    detail::check_borrowed("key", w.key, c.kv_model, c.key_width());
-    detail::check_borrowed("value", w.value, c.value_model, c.value_width());
-    detail::check_borrowed("query bias", w.query_bias, c.has_query_bias() ? c.query_width() : 0, set_bias);
-    detail::check_borrowed("key bias", w.key_bias, c.has_key_bias() ? c.key_width() : 0, set_bias);
-    detail::check_borrowed("value bias", w.value_bias, c.has_value_bias() ? c.value_width() : 0, set_bias);
-    ParameterViews<const T> next;
+    detail::check_borrowed("query", w.query, c.d_model, c.query_width(), call);
+    detail::check_borrowed("key", w.key, c.kv_model, c.key_width(), call);
+    detail::check_borrowed("value", w.value, c.value_model, c.value_width(), call);
+    detail::check_borrowed("query bias", w.query_bias, c.has_query_bias() ? c.query_width() : 0, set_bias, call);
+    detail::check_borrowed("key bias", w.key_bias, c.has_key_bias() ? c.key_width() : 0, set_bias, call);
+    detail::check_borrowed("value bias", w.value_bias, c.has_value_bias() ? c.value_width() : 0, set_bias, call);
+    ParameterViews<const W> next;
     next.query = by_head(w.query, w.query_bias, c.num_heads, c.head_dim);
     next.key = by_head(w.key, w.key_bias, c.num_kv_heads, c.head_dim);
     next.value = by_head(w.value, w.value_bias, c.num_kv_heads, c.value_dim);
@@ -149,11 +138,35 @@ template <class T, class Policies> class Parameters {
     next.query_norm = w.query_norm;
     next.key_norm = w.key_norm;
     next.gate = w.gate;
-    borrow(next, std::move(keep_alive), before);
+    return checked(next, call);
   }
 
-  /// Writes weights of this configuration in another scalar.
-  template <class W> void write(const ParameterViews<const W>& from) { detail::widen_parts(from, writable()); }
+  /// Uses weights where they are; before(views) comes last of what can throw. Without keep_alive, what holds those that
+  /// are borrowed already holds them on, if they are borrowed again.
+  ///
+  /// Errors    as checked(), and ShapeError if they are the layer's own; nothing changes then
+  template <class F = NothingBefore>
+  void borrow(ParameterViews<const T> w, std::shared_ptr<const void> keep_alive, const F& before = {},
+              std::uint64_t version = detail::next_version()) {
+    // They would be gone with what the layer owns.
+    detail::require(own_.size() == 0 || !detail::parts_overlap(w, own_.view()), "borrow: weights that are among the ",
+                    size(), " of the layer's own, expected another's");
+    w = checked(w);
+    if (borrowed() && keep_alive == nullptr && detail::parts_overlap(w, borrowed_->views))
+      keep_alive = borrowed_->keep_alive;
+    become({w, std::move(keep_alive), false}, before, version);
+  }
+  template <class F = NothingBefore>
+  void borrow(const BorrowedWeights<T>& w, std::shared_ptr<const void> keep_alive, const F& before = {}) {
+    borrow(checked(w), std::move(keep_alive), before);
+  }
+
+  /// Writes weights of this configuration in another scalar, then change(views).
+  template <class W, class Change> void write(const ParameterViews<const W>& from, const Change& change) {
+    const ParameterViews<T> to = writable();
+    detail::widen_parts(from, to);
+    change(to);
+  }
 
   /// The packed matrices are enough: of these weights, which are checked, it keeps the norms' and the gates, as T.
   template <class W>
@@ -256,20 +269,23 @@ template <class T, class Policies> class Parameters {
     return p;
   }
 
-  static void check(const char* name, const HeadWeights<const T>& w, Index model, Index heads, Index dim, bool bias) {
-    detail::require(w.head_count() == heads && w.model() == model && w.head_dim() == dim, "borrow: the ", name,
+  template <class W>
+  static void check(const char* call, const char* name, const HeadWeights<const W>& w, Index model, Index heads,
+                    Index dim, bool bias) {
+    detail::require(w.head_count() == heads && w.model() == model && w.head_dim() == dim, call, ": the ", name,
                     " weights are (", w.head_count(), ", ", w.model(), ", ", w.head_dim(), "), expected (", heads, ", ",
                     model, ", ", dim, ")");
-    detail::require_data("borrow", name, w.heads);
-    detail::require(w.bias.extent[0] == (bias ? heads : 0) && w.bias.extent[1] == (bias ? dim : 0), "borrow: the ",
+    detail::require_data(call, name, w.heads);
+    detail::require(w.bias.extent[0] == (bias ? heads : 0) && w.bias.extent[1] == (bias ? dim : 0), call, ": the ",
                     name, " bias is (", w.bias.extent[0], ", ", w.bias.extent[1], "), expected (", bias ? heads : 0,
                     ", ", bias ? dim : 0, ")", bias == (w.bias.extent[0] != 0) ? "" : set_bias);
-    detail::require_data("borrow", name, w.bias);
+    detail::require_data(call, name, w.bias);
   }
 
-  static HeadWeights<const T> by_head(const TensorView<const T, 2>& w, const TensorView<const T, 1>& bias, Index heads,
+  template <class W>
+  static HeadWeights<const W> by_head(const TensorView<const W, 2>& w, const TensorView<const W, 1>& bias, Index heads,
                                       Index dim) {
-    HeadWeights<const T> r;
+    HeadWeights<const W> r;
     r.heads = {w.data, {heads, w.extent[0], dim}, {dim * w.stride[1], w.stride[0], w.stride[1]}};
     if (bias.extent[0] != 0) r.bias = {bias.data, {heads, dim}, {dim * bias.stride[0], bias.stride[0]}};
     return r;

@@ -13,6 +13,7 @@
 #include "../backend/epilogue.hpp"
 #include "../block/narrow_weights.hpp"
 #include "../block/packed_matrices.hpp"
+#include "../block/quantized_weights.hpp"
 #include "../core/check.hpp"
 #include "../core/copy.hpp"
 #include "../core/tensor.hpp"
@@ -47,7 +48,10 @@ template <class T, class B> class LayerProducts {
   LayerProducts() = default;
   /// In the memory of `old` ones, if it is not shared.
   LayerProducts(const B& backend, const ParameterViews<const T>& w, bool has_output, LayerProducts old = {}) {
-    if constexpr (PacksWeights<B, T>) packed_ = pack(backend, w, has_output, std::move(old.packed_));
+    if constexpr (PacksWeights<B, T>)
+      packed_ = with_parts(w, has_output, [&](std::span<const DenseWeights<T>> parts) {
+        return Packed(backend, parts, std::move(old.packed_));
+      });
     if constexpr (!computes_on_host<B>) {
       std::vector<T> row;
       const TensorView<const T, 1> parts[] = {w.query_norm, w.key_norm, w.gate};
@@ -57,30 +61,26 @@ template <class T, class B> class LayerProducts {
     }
   }
 
-  /// By weights that stay in W.
-  template <class W>
-  requires(keeps_narrow<B, T, W>) static LayerProducts
-      of_narrow(const B& backend, const ParameterViews<const W>& w, bool has_output) {
-    LayerProducts products;
-    products.packed_ = pack(backend, w, has_output);
-    return products;
-  }
-
-  /// By weights in a narrower scalar, which are borrowed: the products, and parameters that fit them. Nothing changes
-  /// if a weight is wrong or memory is short.
-  template <class Policies, class Weights>
-  static LayerProducts borrow_narrow(const B& backend, Parameters<T, Policies>& parameters, const Weights& weights) {
-    using W = WeightScalar<Weights>;
+  /// By weights in another scalar, or rounded to 8 bits, and parameters that fit them. Nothing changes if a weight is
+  /// wrong or memory is short.
+  template <bool eight_bits, class Policies, class W>
+  static LayerProducts take(const B& backend, Parameters<T, Policies>& parameters, const ParameterViews<const W>& w) {
     constexpr bool has_output = Policies::Output::has_weights;
-    Parameters<W, Policies> narrow(parameters.config());
-    narrow.borrow(weights, nullptr);
-    if constexpr (keeps_narrow<B, T, W>) {
-      LayerProducts products = of_narrow(backend, narrow.views(), has_output);
-      parameters.keep_packed_only(narrow.views());
+    if constexpr (eight_bits ? keeps_eight_bits<B, T, W> : keeps_narrow<B, T, W>) {
+      LayerProducts products;
+      products.packed_ = with_parts(w, has_output, [&](std::span<const DenseWeights<W>> parts) {
+        if constexpr (eight_bits)
+          return Packed::in_eight_bits(backend, parts);
+        else
+          return Packed(backend, parts);
+      });
+      parameters.keep_packed_only(w);
       return products;
     } else {
       const auto wide = std::make_shared<Parameters<T, Policies>>(parameters.config());
-      wide->write(narrow.views());
+      wide->write(w, [](const ParameterViews<T>& copy) {
+        if constexpr (eight_bits) round_to_eight_bits(copy);
+      });
       LayerProducts products(backend, wide->views(), has_output);
       if (products.packed())
         parameters.keep_packed_only(wide->views());
@@ -202,15 +202,21 @@ template <class T, class B> class LayerProducts {
     return {m.data, {1, m.extent[0], m.extent[1]}, {0, m.stride[0], m.stride[1]}};
   }
 
-  template <class W, class... Old>
-  static Packed pack(const B& backend, const ParameterViews<const W>& w, bool has_output, Old&&... old) {
+  /// pack(the matrices, in the order of LayerMatrix).
+  template <class W, class F>
+  static Packed with_parts(const ParameterViews<const W>& w, bool has_output, const F& pack) {
     Tensor<W, 2> side_by_side[3];  // heads with memory of their own
     const DenseWeights<W> parts[] = {whole(w.query, side_by_side[0]),
                                      whole(w.key, side_by_side[1]),
                                      whole(w.value, side_by_side[2]),
                                      {w.output.weight, w.output.bias}};
-    return Packed(backend, std::span<const DenseWeights<W>>(parts, has_output ? std::size_t{4} : std::size_t{3}),
-                  std::forward<Old>(old)...);
+    return pack(std::span<const DenseWeights<W>>(parts, has_output ? std::size_t{4} : std::size_t{3}));
+  }
+
+  static void round_to_eight_bits(const ParameterViews<T>& w) {
+    for (const HeadWeights<T>* heads : {&w.query, &w.key, &w.value})
+      for (Index h = 0; h < heads->head_count(); ++h) mha::detail::round_to_eight_bits(heads->head(h));
+    mha::detail::round_to_eight_bits(w.output.weight);
   }
 
   static void project(const B& backend, const TensorView<const T, 2>& rows, const HeadWeights<const T>& weights,

@@ -10,6 +10,7 @@
 
 #include "../backend/backend.hpp"
 #include "../block/narrow_weights.hpp"
+#include "../block/quantized_weights.hpp"
 #include "../core/check.hpp"
 #include "../core/view.hpp"
 #include "config.hpp"
@@ -88,7 +89,28 @@ template <class T, Backend B, class Policies> class LayerWeights {
   template <detail::WeightsOfAnother<T> Weights>
   void borrow(const Weights& weights, std::shared_ptr<const void> = nullptr) {
     if constexpr (detail::check_narrow<T, detail::WeightScalar<Weights>>())
-      products_ = Products::borrow_narrow(backend_, parameters_, weights);
+      products_ = Products::template take<false>(backend_, parameters_, parameters_.checked(weights));
+  }
+
+  /// Weights whose matrices are rounded to 8 bits: layer.quantize({.query = …}), or in half or bfloat16 under float or
+  /// double, layer.quantize(mha::BorrowedWeights<mha::bfloat16>{.query = …}). They are read here only; update() is
+  /// refused afterwards, as for borrowed ones.
+  ///
+  /// Formula, Bits, Memory    as a Linear's
+  /// Errors    as borrow()
+  void quantize(const BorrowedWeights<T>& weights) { quantize<BorrowedWeights<T>>(weights); }
+  template <class Weights>
+  requires(requires { typename detail::WeightScalar<Weights>; }) void quantize(const Weights& weights) {
+    if constexpr (detail::check_quantized<T, detail::WeightScalar<Weights>, B>())
+      products_ = Products::template take<true>(backend_, parameters_, parameters_.checked(weights, "quantize"));
+  }
+  /// The same of the weights that it has, its own or borrowed.
+  ///
+  /// Errors    ShapeError if there are none, or only packed ones
+  void quantize() {
+    require_weights("quantize");
+    detail::require_unpacked(!parameters_.packed_only(), "quantize", "layer", parameter_count());
+    quantize(parameters_.views());
   }
 
   /// Frees the layer's matrices, or lets go of borrowed ones: the packed ones are enough for every call. parameters()

@@ -3,9 +3,12 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
+#include <cstring>
 
 #include "../../core/check.hpp"
 #include "../../core/scalar.hpp"
+#include "../../core/stored_row.hpp"
 #include "../../core/view.hpp"
 #include "../simd/panel_kernel.hpp"
 
@@ -33,6 +36,34 @@ template <class T> void copy_panel(const TensorView<const T, 2>& matrix, Index p
       T* at = to + std::ptrdiff_t{begin} * columns + j;
       for (Index d = begin; d < std::min(begin + few, n); ++d, from += matrix.stride[0], at += columns) *at = *from;
     }
+}
+
+/// The same in 8 bits, of a block of the depth: `to` is where the integers go, behind a scale for each column.
+///
+/// Formula   that of quantize_row(), of the n numbers of a column
+template <class W>
+void quantize_panel(const TensorView<const W, 2>& matrix, Index p, Index k, Index n, scaled_int8* to) {
+  constexpr Index columns = panel_columns<scaled_int8>, few = 16;
+  static_assert(panel_columns<W> == columns && simd::depth_block == weights_per_scale);
+  W rows[few * columns];
+  const auto each = [&](const auto& f) {
+    for (Index begin = 0; begin < n; begin += few) {
+      const Index count = std::min(few, n - begin);
+      copy_panel(matrix, p, k + begin, count, rows);
+      for (Index d = 0; d < count; ++d)
+        for (Index j = 0; j < columns; ++j) f(begin + d, j, static_cast<float>(rows[d * columns + j]));
+    }
+  };
+  std::uint32_t highest[columns] = {};
+  each([&](Index, Index j, float x) { highest[j] = std::max(highest[j], magnitude_bits(x)); });
+  float scales[columns], factors[columns];
+  for (Index j = 0; j < columns; ++j) {
+    const EightBits bits(highest[j]);
+    scales[j] = bits.scale;
+    factors[j] = bits.factor;
+  }
+  std::memcpy(static_cast<void*>(to - simd::panel_lead<scaled_int8>), scales, sizeof scales);
+  each([&](Index d, Index j, float x) { to[d * columns + j].integer = EightBits::integer(x, factors[j]); });
 }
 
 inline constexpr std::size_t enough_weights = 1 << 18;  // below, waking threads takes longer than copying

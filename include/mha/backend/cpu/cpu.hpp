@@ -72,6 +72,13 @@ template <class Threads> class CpuWith {
   bool pack_into(detail::cpu::PackedWeights<T>& packed, std::span<const DenseWeights<T>> parts) const {
     return packed.rewrite(parts, threads_);
   }
+  /// Weights in 8 bits, rounded from wider ones: integers, and a scale for each column of weights_per_scale rows.
+  ///
+  /// Numerics  gemm() by them has the bits of the rounded numbers in float
+  template <class W>
+  requires(std::is_same_v<Accumulator<W>, float>) detail::cpu::PackedWeights<scaled_int8> quantize(
+      std::span<const DenseWeights<W>> parts)
+  const { return {parts, threads_}; }
   /// to (K, N), in rows = the matrix of a part, in T: W or its accumulator.
   template <class T, class W>
   void unpack(const detail::cpu::PackedWeights<W>& packed, Index part, const TensorView<T, 2>& to) const {

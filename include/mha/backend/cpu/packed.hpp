@@ -18,16 +18,18 @@
 namespace mha::inline MHA_NAMESPACE::detail::cpu {
 
 /// Matrices as the kernels read them: panel after panel, each (K, panel_columns) in a row, every part from a panel of
-/// its own. 16-bit storage stays 16 bit and is widened in registers; biases are accumulators.
+/// its own. 16-bit storage stays 16 bit and is widened in registers, and so are the integers of scaled_int8, with a
+/// scale for each column of each block of the depth; biases are accumulators.
 ///
 /// Memory    the matrices' own size, the last panel of each part filled up with zeros
 template <class T> class PackedWeights {
   using A = Accumulator<T>;
 
  public:
-  template <class Threads> PackedWeights(std::span<const DenseWeights<T>> parts, const Threads& threads) {
+  /// From T, or of scaled_int8 from what it is rounded from.
+  template <class W, class Threads> PackedWeights(std::span<const DenseWeights<W>> parts, const Threads& threads) {
     Index panels = 0;
-    for (const DenseWeights<T>& w : parts) {
+    for (const DenseWeights<W>& w : parts) {
       const bool has_bias = w.bias.data != nullptr;
       parts_.push_back({w.matrix.extent[0], w.matrix.extent[1], panels, weight_count_, bias_count_, has_bias});
       const Index own = panels_of<T>(w.matrix.extent[1]);
@@ -62,10 +64,15 @@ template <class T> class PackedWeights {
       const Index first = p * panel_columns<T>, count = std::min(panel_columns<T>, own.columns - first);
       for (Index k = 0; k < own.depth; ++k) {
         const T* const from = panel(part, p, k);
-        if constexpr (std::is_same_v<T, U>)
+        if constexpr (std::is_same_v<T, U>) {
           std::copy_n(from, count, &to(k, first));
-        else
+        } else if constexpr (simd::panel_lead<T> != 0) {
+          U row[panel_columns<T>];
+          simd::widen_panel<U, T>(level, from, panel(part, p, k - k % depth_block) - simd::panel_lead<T>, 1, row);
+          std::copy_n(row, count, &to(k, first));
+        } else {
           simd::widen<U, T>(level, from, 0, 1, count, &to(k, first));
+        }
       }
     };
     const bool alone = panel_size(own.depth) * static_cast<std::size_t>(panels_of<T>(own.columns)) < enough_weights;
@@ -88,7 +95,7 @@ template <class T> class PackedWeights {
     bool has_bias;
   };
 
-  template <class Threads> void write(std::span<const DenseWeights<T>> parts, const Threads& threads) {
+  template <class W, class Threads> void write(std::span<const DenseWeights<W>> parts, const Threads& threads) {
     const auto task = [&](Index panel, Index) {
       std::size_t part = parts.size() - 1;
       while (parts_[part].first_panel > panel) --part;
@@ -98,15 +105,20 @@ template <class T> class PackedWeights {
   }
 
   static constexpr std::size_t row_size = panel_columns<T>;
-  static std::size_t panel_size(Index depth) { return static_cast<std::size_t>(depth) * row_size; }
+  static std::size_t panel_size(Index depth) { return static_cast<std::size_t>(simd::panel_elements<T>(depth)); }
 
   const Part& of(Index part) const { return parts_[static_cast<std::size_t>(part)]; }
   static std::size_t at(const Part& part, Index p, Index k) {
-    return part.weights + static_cast<std::size_t>(p) * panel_size(part.depth) + panel_size(k);
+    return part.weights + static_cast<std::size_t>(p) * panel_size(part.depth) +
+           static_cast<std::size_t>(simd::panel_row_at<T>(k));
   }
 
-  void pack(const DenseWeights<T>& from, const Part& part, Index p) {
-    copy_panel(from.matrix, p, 0, part.depth, weights_.get() + at(part, p, 0));
+  template <class W> void pack(const DenseWeights<W>& from, const Part& part, Index p) {
+    if constexpr (std::is_same_v<W, T>)
+      copy_panel(from.matrix, p, 0, part.depth, weights_.get() + at(part, p, 0));
+    else
+      for (Index k = 0; k < part.depth; k += depth_block)
+        quantize_panel(from.matrix, p, k, std::min(depth_block, part.depth - k), weights_.get() + at(part, p, k));
     if (!part.has_bias) return;
     A* const to = biases_.get() + part.biases + static_cast<std::size_t>(p) * row_size;
     const Index first = p * panel_columns<T>, count = std::min(panel_columns<T>, from.bias.extent[0] - first);

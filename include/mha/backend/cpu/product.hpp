@@ -113,7 +113,7 @@ template <class T, class S> class DenseProduct {
           const S* const panel = columns_.panel(part, p, k, depth_at(k), panel_scratch);
           const S* const next = panel + std::ptrdiff_t{depth_at(k)} * panel_columns<T>;
           add(part, p, k, shared_rows(k), panel, next, target(part, p, slot, 0, slots), n, wide,
-              side_by_side ? std::ptrdiff_t{depth()} * panel_columns<T> : 0);
+              side_by_side ? simd::panel_elements<S>(depth()) : 0);
         }
         for (; slot < done; ++slot, ++p) finish(part, p, slot);
       });
@@ -127,7 +127,7 @@ template <class T, class S> class DenseProduct {
           if (slot == 0) first_panel = panel;
           const bool is_last = slot + 1 == (end - begin) * pieces();
           const S* const next = is_last ? first_panel + std::ptrdiff_t{depth_block} * panel_columns<T>
-                                        : panel + std::ptrdiff_t{depth()} * panel_columns<T>;
+                                        : panel + simd::panel_elements<S>(depth());
           add(part, p, k, rows, panel, next, target(part, p, slot, first_row, slots), n, wide);
           if (k + depth_block >= depth()) finish(part, p, slot);
         });
@@ -231,7 +231,7 @@ template <class T, class S> class DenseProduct {
     const Index depth = depth_at(k), columns = count(part, p);
     if constexpr (!std::is_same_v<S, A>)
       if (n > most_rows_widening) {
-        simd::widen(isa_, panel, panel_columns<T>, depth, panel_columns<T>, wide);
+        simd::widen_panel(isa_, panel, panel - simd::panel_lead<S>, depth, wide);
         constexpr std::ptrdiff_t row = panel_columns<T> * static_cast<std::ptrdiff_t>(sizeof(S));
         wide_kernel_({rows.data, rows.stride, wide, columns_.uses_scratch() ? panel : next, before, stride, to.c,
                       to.stride, n, depth, columns, 0, row});

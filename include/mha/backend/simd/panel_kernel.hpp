@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "../../config.hpp"
+#include "../../core/scalar.hpp"
 #include "isa.hpp"
 #include "vector.hpp"
 #include "widen.hpp"
@@ -20,6 +21,21 @@ template <class A> inline constexpr Index panel_columns = 192 / static_cast<Inde
 
 /// Rows of the depth in one chain of sums. It is the only size that the bits of a product depend on.
 inline constexpr Index depth_block = 256;
+
+/// Elements of S before a block of a panel's rows: of scaled_int8 a float for each column, what its integers in the
+/// block are multiplied by.
+template <class S> inline constexpr Index panel_lead = 0;
+template <> inline constexpr Index panel_lead<scaled_int8> = panel_columns<float>* static_cast<Index>(sizeof(float));
+
+/// Where row k of a panel begins, which is the first of its block or lies behind it.
+template <class S> constexpr std::ptrdiff_t panel_row_at(Index k) {
+  return std::ptrdiff_t{k} * panel_columns<Accumulator<S>> + std::ptrdiff_t{k / depth_block + 1} * panel_lead<S>;
+}
+/// Elements that a panel takes.
+template <class S> constexpr std::ptrdiff_t panel_elements(Index depth) {
+  return std::ptrdiff_t{depth} * panel_columns<Accumulator<S>> +
+         std::ptrdiff_t{blocks_of(depth, depth_block)} * panel_lead<S>;
+}
 
 /// c (n, columns) = before + rows (n, depth) · panel (depth, panel_columns), depth from 1 to depth_block.
 ///
@@ -37,7 +53,29 @@ template <class A, class S> struct PanelArgs {
   Index columns;                    ///< written ones of a panel, rounded up to a multiple of panel_grain
   std::ptrdiff_t side_by_side = 0;  ///< if not 0: one row meets row_panels whole panels, so many elements apart
   std::ptrdiff_t next_row = panel_columns<A> * static_cast<std::ptrdiff_t>(sizeof(S));  ///< bytes of a row of next
+  const S* lead = nullptr;  ///< set by the kernel: what lies before the panel's rows
+
+  /// Goes on with the columns behind so many.
+  MHA_ALWAYS_INLINE void skip(Index more) {
+    panel += more;
+    c += more;
+    before += more;
+    if constexpr (panel_lead<S> != 0) lead += more * static_cast<Index>(sizeof(float));
+  }
 };
+
+/// A register of the columns of a panel's row; their scales, of storage that has them, are the floats at `lead` +
+/// apart.
+template <class A, class Isa, class S>
+MHA_ALWAYS_INLINE void load_columns(vector_t<A, Isa>& v, const S* from, const S* lead, std::ptrdiff_t apart,
+                                    int first) {
+  load_widened<A, Isa>(v, from + first);
+  if constexpr (panel_lead<S> != 0) {
+    vector_t<A, Isa> scale;
+    load(scale, reinterpret_cast<const float*>(lead + apart) + first);
+    v = v * scale;
+  }
+}
 
 /// Registers of columns that are computed at a time, then what is left of a panel. With 32 registers they are a whole
 /// panel; with fewer, lines of 64 bytes, so that what a block of the depth has of them stays in the first cache.
@@ -72,13 +110,12 @@ template <class A, class S> struct PanelBody {
       p.before = nothing.data;
       p.before_stride = 0;
     }
+    p.lead = p.panel - panel_lead<S>;
     if (p.side_by_side != 0) return one_row<Isa>(p);
     p.next_row = p.next_row * wide * W / panel_columns<A>;  // the share of the next panel that each prefetches
     for (; registers >= wide; registers -= wide) {
       all_rows<Isa, wide>(p);
-      p.panel += wide * W;
-      p.c += wide * W;
-      p.before += wide * W;
+      p.skip(wide * W);
       p.next = static_cast<const char*>(p.next) + p.next_row * p.depth;
     }
     if constexpr (!Isa::minimal) {
@@ -105,14 +142,13 @@ template <class A, class S> struct PanelBody {
     constexpr int whole = panel_columns<A> / W, panels = Isa::registers == 32 ? row_panels : 2;
     constexpr int vectors = std::min(whole, 12 / panels);
     static_assert(row_panels % panels == 0 && whole % vectors == 0);
-    for (int i = 0; i < row_panels; i += panels, p.panel += panels * p.side_by_side) {
-      for (int j = 0; j < whole; j += vectors) {
-        PanelArgs<A, S> part = p;
-        part.panel += j * W;
-        part.c += (i * whole + j) * W;
-        part.before += (i * whole + j) * W;
-        one_row<Isa, panels, vectors>(part);
-      }
+    for (int i = 0; i < row_panels; i += panels) {
+      PanelArgs<A, S> part = p;
+      part.panel += i * p.side_by_side;
+      part.lead += i * p.side_by_side;
+      part.c += i * whole * W;
+      part.before += i * whole * W;
+      for (int j = 0; j < whole; j += vectors, part.skip(vectors * W)) one_row<Isa, panels, vectors>(part);
     }
   }
   template <class Isa, int Panels, int Vectors> MHA_ALWAYS_INLINE static void one_row(const PanelArgs<A, S>& p) {
@@ -135,9 +171,8 @@ template <class A, class S> struct PanelBody {
       for (int i = 0; i < Panels; ++i) {
         MHA_UNROLL_8
         for (int j = 0; j < Vectors; ++j) {
-          const S* const at = panel + i * apart + j * W;
           V column;
-          load_widened<A, Isa>(column, at);
+          load_columns<A, Isa>(column, panel + i * apart, p.lead, i * apart, j * W);
           multiply_add<false>(sum[i][j], x, column);
         }
       }
@@ -200,12 +235,12 @@ template <class A, class S> struct PanelBody {
   /// straight from memory, as its address needs no arithmetic: two loads more, and one instruction fewer.
   template <class Isa, bool FirstFromMemory, class V, std::size_t RowCount, std::size_t Vectors>
   MHA_ALWAYS_INLINE static void add_products(V (&sum)[RowCount][Vectors], const A* rows, std::ptrdiff_t rows_stride,
-                                             const S* panel) {
+                                             const S* panel, const S* lead) {
     constexpr int W = Vector<A, Isa>::width;
     constexpr bool alone = RowCount * Vectors == 1;
     V column[Vectors];
     MHA_UNROLL_8
-    for (int j = 0; j < int{Vectors}; ++j) load_widened<A, Isa>(column[j], panel + j * W);
+    for (int j = 0; j < int{Vectors}; ++j) load_columns<A, Isa>(column[j], panel, lead, 0, j * W);
     multiply_add_all<alone, FirstFromMemory ? int{Vectors} : 1>(sum[0], rows[0], column);
     MHA_UNROLL_16
     for (int i = 1; i < int{RowCount}; ++i) multiply_add_all<alone>(sum[i], rows[i * rows_stride], column);
@@ -242,17 +277,17 @@ template <class A, class S> struct PanelBody {
         const S* const last = panel + std::ptrdiff_t{p.depth / 4 * 4} * panel_columns<A>;
         for (; panel != last; panel += 4 * panel_columns<A>, rows += 4, next += ahead) {
           __builtin_prefetch(next, 0, 2);
-          add_products<Isa, true>(sum, rows, rows_stride, panel);
-          add_products<Isa, true>(sum, rows + 1, rows_stride, panel + panel_columns<A>);
-          add_products<Isa, true>(sum, rows + 2, rows_stride, panel + 2 * panel_columns<A>);
-          add_products<Isa, true>(sum, rows + 3, rows_stride, panel + 3 * panel_columns<A>);
+          add_products<Isa, true>(sum, rows, rows_stride, panel, p.lead);
+          add_products<Isa, true>(sum, rows + 1, rows_stride, panel + panel_columns<A>, p.lead);
+          add_products<Isa, true>(sum, rows + 2, rows_stride, panel + 2 * panel_columns<A>, p.lead);
+          add_products<Isa, true>(sum, rows + 3, rows_stride, panel + 3 * panel_columns<A>, p.lead);
         }
       }
     }
     for (; panel != end; panel += panel_columns<A>, ++rows) {
       MHA_UNROLL_8
       for (int j = 0; j < Vectors; ++j, next += step) __builtin_prefetch(next, 0, 2);
-      add_products<Isa, whole>(sum, rows, rows_stride, panel);
+      add_products<Isa, whole>(sum, rows, rows_stride, panel, p.lead);
     }
     const A* const before = p.before + first * p.before_stride;
     MHA_UNROLL_16
@@ -267,6 +302,26 @@ template <class A, class S> struct PanelBody {
     }
   }
 };
+
+/// to (depth, panel_columns) = rows of a panel, of one block of its depth, behind whose lead they lie.
+template <class A, class S> struct WidenPanelBody {
+  template <class Isa> MHA_ALWAYS_INLINE static void run(const S* panel, const S* lead, Index depth, A* to) {
+    constexpr int W = Vector<A, Isa>::width;
+    for (Index k = 0; k < depth; ++k, panel += panel_columns<A>, to += panel_columns<A>)
+      for (int j = 0; j < panel_columns<A>; j += W) {
+        vector_t<A, Isa> v;
+        load_columns<A, Isa>(v, panel, lead, 0, j);
+        store(to + j, v);
+      }
+  }
+};
+/// The same at the level.
+template <class A, class S> void widen_panel(IsaLevel level, const S* panel, const S* lead, Index depth, A* to) {
+  const auto kernel = with_isa(level, [](auto isa) {
+    return &decltype(isa)::template run<WidenPanelBody<A, S>, const S*, const S*, Index, A*>;
+  });
+  kernel(panel, lead, depth, to);
+}
 
 template <class A, class S> using PanelKernel = void (*)(PanelArgs<A, S>);
 
