@@ -57,8 +57,8 @@ void describe(CLI::App& app, Options& o) {
   app.add_option(
          "--weights", o.weights,
          "stored: matrices stay in the 16 bits of a bfloat16 or half checkpoint; float: they are widened, for the "
-         "same text")
-      ->check(CLI::IsMember({"stored", "float"}))
+         "same text; int8: they are rounded to 8 bits, for half the memory of 16 and more tokens per second")
+      ->check(CLI::IsMember({"stored", "float", "int8"}))
       ->capture_default_str();
   app.add_option("--storage", o.storage, "How keys and values are stored; ring: only where the model has a window")
       ->check(CLI::IsMember({"contiguous", "paged", "ring"}))
@@ -151,7 +151,10 @@ void report(std::ostream& log, const Options& o, const GenerationTimes& times, c
 
 void go_on(const Options& o, std::ostream& out, std::ostream& log, bool terminal) {
   Sampler{o.sampling};  // refuses what it cannot draw by before anything is read
-  OpenedModel opened = open_weights(o.model, o.weights == "float" ? Weights::as_float : Weights::as_stored,
+  OpenedModel opened = open_weights(o.model,
+                                    o.weights == "float"  ? Weights::as_float
+                                    : o.weights == "int8" ? Weights::in_int8
+                                                          : Weights::as_stored,
                                     o.backend == "systolic" ? Machine::systolic : Machine::cpu);
   const ModelFacts& facts = opened.facts;
   const Limit limit = limit_of(o, facts);

@@ -16,6 +16,7 @@
 #include "language_model.hpp"
 #include "llama.hpp"
 #include "open_family.hpp"
+#include "source.hpp"
 #include "stored.hpp"
 
 namespace generate {
@@ -44,9 +45,10 @@ template <class Model, class F, class S> class CachedText final : public Text {
 
 template <class Model> class OfFamily final : public LanguageModel {
  public:
-  template <class Weights, class... Length>
-  OfFamily(const Weights& weights, ModelFacts facts, Length... length)
-      : LanguageModel(std::move(facts)), model_(weights, length...) {}
+  /// Options   of the model: the length where positions depend on it, and how it keeps its matrices
+  template <class Weights, class... Options>
+  OfFamily(const Weights& weights, ModelFacts facts, Options... options)
+      : LanguageModel(std::move(facts)), model_(weights, options...) {}
 
   std::size_t weight_bytes() const override { return model_.packed_bytes(); }
 
@@ -103,17 +105,18 @@ OpenedModel open_family(const std::filesystem::path& folder, const mha::ConfigFi
                         Weights scalar) {
   using namespace families;
   const std::string family = config.text("model_type");
+  const auto matrices = scalar == Weights::in_int8 ? models::Matrices::in_8_bits : models::Matrices::as_stored;
   const auto opened = [&](const auto& weights, const auto& make) -> OpenedModel {
     if (!weights.has_output())
       config.fail("the checkpoint has no lm_head and 'tie_word_embeddings' is false, so it cannot name a next token");
     facts.vocabulary = weights.config().vocabulary;
     facts.positions = weights.config().positions;
-    facts.scalar = scalar_of(weights.token_embeddings());
+    facts.scalar = scalar == Weights::in_int8 ? "scaled_int8" : scalar_of(weights.token_embeddings());
     return {facts, [facts, weights, make](int length) { return make(weights, facts, length); }};
   };
   const auto gpt2 = [&](const auto& weights) {
-    return opened(weights, [](const auto& w, const ModelFacts& f, int) -> std::unique_ptr<LanguageModel> {
-      return std::make_unique<OfFamily<models::Gpt2<B>>>(w, f);
+    return opened(weights, [matrices](const auto& w, const ModelFacts& f, int) -> std::unique_ptr<LanguageModel> {
+      return std::make_unique<OfFamily<models::Gpt2<B>>>(w, f, matrices);
     });
   };
   const auto decoder = [&](const auto& weights, const auto& make) {
@@ -122,15 +125,17 @@ OpenedModel open_family(const std::filesystem::path& folder, const mha::ConfigFi
     return opened(weights, make);
   };
   const auto llama = [&](const auto& weights) {
-    return decoder(weights, [](const auto& w, const ModelFacts& f, int length) -> std::unique_ptr<LanguageModel> {
-      if (w.config().qk_norm) return std::make_unique<OfFamily<models::Llama<mha::QkNorm, B>>>(w, f, length);
-      return std::make_unique<OfFamily<models::Llama<mha::NoNorm, B>>>(w, f, length);
-    });
+    return decoder(weights,
+                   [matrices](const auto& w, const ModelFacts& f, int length) -> std::unique_ptr<LanguageModel> {
+                     if (w.config().qk_norm)
+                       return std::make_unique<OfFamily<models::Llama<mha::QkNorm, B>>>(w, f, length, matrices);
+                     return std::make_unique<OfFamily<models::Llama<mha::NoNorm, B>>>(w, f, length, matrices);
+                   });
   };
   const auto gemma = [&](const auto& weights) {
-    return decoder(weights, [](const auto& w, const ModelFacts& f, int length) {
+    return decoder(weights, [matrices](const auto& w, const ModelFacts& f, int length) {
       return models::with_gemma<B>(w.config(), [&]<class Model>() -> std::unique_ptr<LanguageModel> {
-        return std::make_unique<OfFamily<Model>>(w, f, length);
+        return std::make_unique<OfFamily<Model>>(w, f, length, matrices);
       });
     });
   };

@@ -15,9 +15,9 @@ namespace generate {
 
 enum class Storage { contiguous, paged, ring };
 
-/// The scalar of the weights' matrices: bfloat16 or half where the checkpoint's tensors are all that, else float; or
-/// float in any case. The numbers are the same, and so are the bits of what is computed.
-enum class Weights { as_stored, as_float };
+/// The scalar of the weights' matrices: bfloat16 or half where the checkpoint's tensors are all that, else float; float
+/// in any case, with the same numbers and so the same bits of what is computed; or rounded to mha::scaled_int8.
+enum class Weights { as_stored, as_float, in_int8 };
 
 using models::Machine;
 

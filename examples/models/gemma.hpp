@@ -16,7 +16,6 @@
 #pragma once
 
 #include <concepts>
-#include <memory>
 #include <optional>
 #include <stdexcept>
 
@@ -24,6 +23,7 @@
 #include <mha/io.hpp>
 
 #include "decoder.hpp"
+#include "source.hpp"
 
 namespace models {
 
@@ -47,19 +47,18 @@ template <class Norm, class Score, mha::Backend B> struct Block {
   mha::FeedForward<float, B, mha::Gated<mha::GeluTanh>> feed_forward;
 
   template <class W>
-  Block(const mha::GemmaConfig& c, int index, int length, const mha::BlockWeights<W>& w,
-        const std::shared_ptr<const void>& file)
+  Block(const mha::GemmaConfig& c, int index, int length, const mha::BlockWeights<W>& w, const Source& source)
       : norm1(c.norm),
         norm2(c.norm),
         attention(c.attention, c.window(index), c.scaled_rotary(index, length), norm(c), score(c)),
         feed_forward(c.feed_forward) {
-    norm1.borrow(w.attention_norm, file);
-    attention.borrow(w.attention, file);
-    norm2.borrow(w.feed_forward_norm, file);
-    feed_forward.borrow(w.feed_forward, file);
+    norm1.borrow(w.attention_norm, source.file);
+    source.give(attention, w.attention);
+    norm2.borrow(w.feed_forward_norm, source.file);
+    source.give(feed_forward, w.feed_forward);
     if (!c.post_norms) return;
-    post_norm1.emplace(c.norm).borrow(w.attention_post_norm, file);
-    post_norm2.emplace(c.norm).borrow(w.feed_forward_post_norm, file);
+    post_norm1.emplace(c.norm).borrow(w.attention_post_norm, source.file);
+    post_norm2.emplace(c.norm).borrow(w.feed_forward_post_norm, source.file);
   }
 
   // x ← block(x). past is nothing, or this layer's part of a step: what a cache holds before x.
@@ -101,7 +100,7 @@ class Gemma : public Decoder<gemma::Block<Norm, Score, B>, mha::RmsNorm<float, B
   ///
   /// Errors    std::invalid_argument if the weights ask for another Norm or Score: with_gemma() below picks them
   template <class W>
-  explicit Gemma(const mha::Gemma<W>& weights, int length = 0)
+  explicit Gemma(const mha::Gemma<W>& weights, int length = 0, Matrices matrices = Matrices::as_stored)
       : Gemma::Decoder(weights.config(), weights.token_embeddings(), std::nullopt, weights.mapping(),
                        cap_of(weights.config())) {
     const mha::GemmaConfig& c = weights.config();
@@ -111,9 +110,10 @@ class Gemma : public Decoder<gemma::Block<Norm, Score, B>, mha::RmsNorm<float, B
                                   " norm of queries and keys and" + (c.attention_cap ? " a" : " no") +
                                   " cap of attention's logits, the model's type is another");
     this->embedding_scale_ = static_cast<float>(c.embedding_scale);
-    for (int i = 0; i < c.layers; ++i) this->blocks_.emplace_back(c, i, length, weights.block(i), weights.mapping());
-    this->norm_.borrow(weights.final_norm(), weights.mapping());
-    this->logits_.borrow(weights.output(), weights.mapping());
+    const Source source{weights.mapping(), matrices};
+    for (int i = 0; i < c.layers; ++i) this->blocks_.emplace_back(c, i, length, weights.block(i), source);
+    this->norm_.borrow(weights.final_norm(), source.file);
+    source.give(this->logits_, weights.output());
   }
 
  private:

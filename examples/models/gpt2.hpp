@@ -10,12 +10,11 @@
 // Symbols  L tokens, E model width, V vocabulary;  x (L, E)  tokens (V, E)  positions (P, E)  logits (L, V)
 #pragma once
 
-#include <memory>
-
 #include <mha/block.hpp>
 #include <mha/io.hpp>
 
 #include "decoder.hpp"
+#include "source.hpp"
 
 namespace models {
 
@@ -27,12 +26,12 @@ template <mha::Backend B> struct Block {
   mha::FeedForward<float, B, mha::GeluTanh> feed_forward;
 
   template <class W>
-  Block(const mha::Gpt2Config& c, const mha::BlockWeights<W>& w, const std::shared_ptr<const void>& file)
+  Block(const mha::Gpt2Config& c, const mha::BlockWeights<W>& w, const Source& source)
       : norm1(c.norm), norm2(c.norm), attention(c.attention), feed_forward(c.feed_forward) {
-    norm1.borrow(w.attention_norm, file);
-    attention.borrow(w.attention, file);
-    norm2.borrow(w.feed_forward_norm, file);
-    feed_forward.borrow(w.feed_forward, file);
+    norm1.borrow(w.attention_norm, source.file);
+    source.give(attention, w.attention);
+    norm2.borrow(w.feed_forward_norm, source.file);
+    source.give(feed_forward, w.feed_forward);
   }
 
   // x ← block(x). past is nothing, or this layer's part of a step: what a cache holds before x.
@@ -51,13 +50,14 @@ template <mha::Backend B = mha::Cpu>
 class Gpt2 : public Decoder<gpt2::Block<B>, mha::LayerNorm<float, B>, mha::Linear<float, B>> {
  public:
   template <class W>
-  explicit Gpt2(const mha::Gpt2<W>& weights)
+  explicit Gpt2(const mha::Gpt2<W>& weights, Matrices matrices = Matrices::as_stored)
       : Gpt2::Decoder(weights.config(), weights.token_embeddings(), weights.position_embeddings(), weights.mapping()) {
     const mha::Gpt2Config& c = weights.config();
     c.require_activation<mha::GeluTanh>();
-    for (int i = 0; i < c.layers; ++i) this->blocks_.emplace_back(c, weights.block(i), weights.mapping());
-    this->norm_.borrow(weights.final_norm(), weights.mapping());
-    this->logits_.borrow(weights.output(), weights.mapping());
+    const Source source{weights.mapping(), matrices};
+    for (int i = 0; i < c.layers; ++i) this->blocks_.emplace_back(c, weights.block(i), source);
+    this->norm_.borrow(weights.final_norm(), source.file);
+    source.give(this->logits_, weights.output());
   }
 };
 

@@ -15,13 +15,13 @@
 // Symbols  L tokens, E model width, V vocabulary;  x (L, E)  tokens (V, E)  logits (L, V)
 #pragma once
 
-#include <memory>
 #include <optional>
 
 #include <mha/block.hpp>
 #include <mha/io.hpp>
 
 #include "decoder.hpp"
+#include "source.hpp"
 
 namespace models {
 
@@ -36,16 +36,15 @@ template <class Norm, mha::Backend B> struct Block {
   mha::FeedForward<float, B, mha::SwiGlu> feed_forward;
 
   template <class W>
-  Block(const mha::LlamaConfig& c, int index, int length, const mha::BlockWeights<W>& w,
-        const std::shared_ptr<const void>& file)
+  Block(const mha::LlamaConfig& c, int index, int length, const mha::BlockWeights<W>& w, const Source& source)
       : norm1(c.norm),
         norm2(c.norm),
         attention(c.attention, c.window(index), c.scaled_rotary(length), norm(c)),
         feed_forward(c.feed_forward) {
-    norm1.borrow(w.attention_norm, file);
-    attention.borrow(w.attention, file);
-    norm2.borrow(w.feed_forward_norm, file);
-    feed_forward.borrow(w.feed_forward, file);
+    norm1.borrow(w.attention_norm, source.file);
+    source.give(attention, w.attention);
+    norm2.borrow(w.feed_forward_norm, source.file);
+    source.give(feed_forward, w.feed_forward);
   }
 
   // x ← block(x). past is nothing, or this layer's part of a step: what a cache holds before x.
@@ -72,13 +71,14 @@ class Llama : public Decoder<llama::Block<Norm, B>, mha::RmsNorm<float, B>, mha:
  public:
   /// For texts of at most `length` tokens, where positions depend on it; 0 is as many as the model has positions.
   template <class W>
-  explicit Llama(const mha::Llama<W>& weights, int length = 0)
+  explicit Llama(const mha::Llama<W>& weights, int length = 0, Matrices matrices = Matrices::as_stored)
       : Llama::Decoder(weights.config(), weights.token_embeddings(), std::nullopt, weights.mapping()) {
     const mha::LlamaConfig& c = weights.config();
     c.require_activation<mha::SwiGlu>();
-    for (int i = 0; i < c.layers; ++i) this->blocks_.emplace_back(c, i, length, weights.block(i), weights.mapping());
-    this->norm_.borrow(weights.final_norm(), weights.mapping());
-    this->logits_.borrow(weights.output(), weights.mapping());
+    const Source source{weights.mapping(), matrices};
+    for (int i = 0; i < c.layers; ++i) this->blocks_.emplace_back(c, i, length, weights.block(i), source);
+    this->norm_.borrow(weights.final_norm(), source.file);
+    source.give(this->logits_, weights.output());
   }
 };
 
