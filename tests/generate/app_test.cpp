@@ -109,7 +109,8 @@ TEST(GenerateApp, RunsOnTheMatrixUnitThatIsAsked) {
       << r.log;
 }
 
-TEST(GenerateApp, WritesTheSameTextWithTheWeightsInFloatOfTwiceTheBytes) {
+// The text is the same in float; in 8 bits it is one of its own.
+TEST(GenerateApp, KeepsTheWeightsInTheBytesThatAreAsked) {
   const auto bytes = [](const Result& r, const std::string& scalar) {
     const std::string before = " tokens/s; weights ";
     const std::size_t at = r.log.find(before);
@@ -126,7 +127,7 @@ TEST(GenerateApp, WritesTheSameTextWithTheWeightsInFloatOfTwiceTheBytes) {
     all.insert(all.end(), {"--weights", weights});
     return run(all);
   };
-  const Result plain = run(arguments), stored = with("stored"), wide = with("float");
+  const Result plain = run(arguments), stored = with("stored"), wide = with("float"), eight = with("int8");
   EXPECT_EQ(plain.code, 0) << plain.log;
   EXPECT_GT(plain.out.size(), 16u);
   EXPECT_EQ(stored.out, plain.out);
@@ -134,6 +135,11 @@ TEST(GenerateApp, WritesTheSameTextWithTheWeightsInFloatOfTwiceTheBytes) {
   EXPECT_GT(bytes(plain, "bfloat16"), 0);
   EXPECT_EQ(bytes(stored, "bfloat16"), bytes(plain, "bfloat16"));
   EXPECT_EQ(bytes(wide, "float"), 2 * bytes(plain, "bfloat16"));
+  EXPECT_EQ(eight.code, 0) << eight.log;
+  EXPECT_EQ(eight.out.find("Down the rabbit"), 0u);
+  EXPECT_GT(eight.out.size(), 16u);
+  EXPECT_GT(100 * bytes(eight, "scaled_int8"), 50 * bytes(plain, "bfloat16"));
+  EXPECT_LT(100 * bytes(eight, "scaled_int8"), 53 * bytes(plain, "bfloat16"));
 }
 
 TEST(GenerateApp, GoesOnInARingBeyondTheModelsPositions) {

@@ -132,6 +132,31 @@ std::pair<std::vector<int>, std::vector<std::vector<float>>> continued(const Lan
   return {ids, all};
 }
 
+// Rounded to 8 bits, in the scalar of the checkpoint or on another machine.
+TEST(LanguageModel, RoundsTheWeightsToEightBits) {
+  const support::Variable emulated("MHA_MATRIX_UNIT", "portable");
+  const std::vector<int> ids = some_ids(14);
+  const CacheOptions whole{.positions = 14, .chunk = 14};
+  for (const char* name : {"gpt2", "llama", "mistral", "qwen2", "qwen3", "phi3", "gemma", "gemma2", "gemma3"}) {
+    SCOPED_TRACE(name);
+    const auto exact = open_model(data(name), Weights::as_float);
+    const auto right = logits_of(*exact, whole, ids).back();
+    float largest = 0;
+    for (const float x : right) largest = std::max(largest, std::abs(x));
+    for (const Machine machine : {Machine::cpu, Machine::systolic}) {
+      const auto model = open_model(data(name), Weights::in_int8, 0, machine);
+      EXPECT_STREQ(model->facts().scalar, "scaled_int8");
+      if (machine == Machine::cpu) {
+        EXPECT_LT(10 * model->weight_bytes(), 4 * exact->weight_bytes());  // few inputs share a scale here
+      }
+      const auto found = logits_of(*model, whole, ids).back();
+      for (std::size_t v = 0; v < right.size(); ++v) EXPECT_NEAR(found[v], right[v], 0.07f * largest) << v;
+      EXPECT_NE(found, right) << "nothing was rounded";
+      EXPECT_EQ(logits_of(*model, {Storage::paged, Stored::in_float, 14, 5}, ids).back(), found);
+    }
+  }
+}
+
 TEST(LanguageModel, KeepsTheWeightsInTheScalarOfTheCheckpoint) {
   const mha_test::Scratch scratch;
   const auto expect = [](const fs::path& folder, const std::string& scalar) {

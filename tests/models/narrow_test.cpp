@@ -166,6 +166,26 @@ TEST(NarrowModels, AreNeverWidened) {
   EXPECT_LT(all, 4 * weights + smallest);
 }
 
+// A byte for a number, and a scale for each output in every 256 inputs.
+TEST(NarrowModels, AreNeverWidenedToBeRounded) {
+  constexpr std::size_t e = LargeLlama::E, h = LargeLlama::H, v = LargeLlama::V;
+  constexpr std::size_t scales = 2 * (4 * e + 2 * h + 3 * e) + v, bytes = LargeLlama::in_products + 4 * scales;
+  LargeLlama folder;
+  const auto expect_bytes = [&] {
+    const mha::Checkpoint checkpoint(folder.scratch.root());
+    support::all_allocations = 0;
+    const auto model = with_stored<mha::Llama>(
+        checkpoint, [](const auto& weights) { return Llama<>(weights, 0, Matrices::in_8_bits); });
+    EXPECT_LT(support::all_allocations, bytes + 4 * e * e) << "no matrix was widened";
+    EXPECT_EQ(model.packed_bytes(), bytes);
+    EXPECT_EQ(model(std::vector<int>{1, 2, 3}).cols(), LargeLlama::V);
+  };
+  folder.write();
+  expect_bytes();
+  folder.write_as<mha::bfloat16>();
+  expect_bytes();
+}
+
 // Nobody but the model holds the file that its tables are in.
 TEST(NarrowModels, KeepTheirTables) {
   const Expected expected(data("qwen3"));
