@@ -92,7 +92,7 @@ template <class T, class W> mha::Tensor<T, 2> rounded_to_eight_bits(const mha::T
       } else if (largest >= 1e-30f) {
         const auto most = static_cast<float>(std::min<double>(largest, 3.4e38f));
         const double integer = std::nearbyint(to_double(static_cast<float>(m(i, j))) * to_double(127.0f / most));
-        to(i, j) = static_cast<float>(std::clamp(integer, -127.0, 127.0)) * (most / 127.0f);
+        to(i, j) = static_cast<float>(static_cast<int>(std::clamp(integer, -127.0, 127.0))) * (most / 127.0f);
       }
     }
   return to;

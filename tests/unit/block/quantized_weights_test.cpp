@@ -329,7 +329,9 @@ template <class T> void expect_rounded_in_place() {
       for (Index i = 0; i < depth; ++i)
         for (Index j = 0; j < 5; ++j) {
           T& x = matrix.view(i, j);
-          ASSERT_TRUE(x == expected(i, j) || (std::isnan(x) && std::isnan(expected(i, j)))) << i << ", " << j;
+          ASSERT_TRUE(support::bits(x) == support::bits(expected(i, j)) ||
+                      (std::isnan(x) && std::isnan(expected(i, j))))
+              << i << ", " << j;
           x = support::poison<T>();
         }
       for (std::size_t i = 0; i < before.size(); ++i)
