@@ -217,6 +217,36 @@ TEST(FrozenWeights, InSixteenBitsAreAsTheSameNumbersInFloat) {
   expect_as_wide<mha::Reference, mha::half>();
 }
 
+/// Weights of W rounded to 8 bits, and the same numbers in float, as another backend rounds them.
+template <class B, class W> void expect_as_rounded() {
+  mha::FeedForward<W, mha::Cpu, mha::SwiGlu> lender({.d_model = 300, .d_hidden = 270});
+  draw(lender.up(), "up in 8 bits");
+  draw(lender.down(), "down in 8 bits");
+  mha::FeedForward<float, B, mha::SwiGlu> narrow({.d_model = 300, .d_hidden = 270}), wide(narrow.config());
+  mha::FeedForward<float, mha::Reference, mha::SwiGlu> elsewhere(narrow.config());
+  narrow.quantize(std::as_const(lender).parameters());
+  elsewhere.quantize(std::as_const(lender).parameters());
+  wide.borrow(elsewhere.parameters());
+  const auto run = [](const auto& block, const Rows<float>& x, const Rows<float>& dy) {
+    return results<true>(
+        block, Results<float>{dy, x, Rows<float>(1, 1, 1), {}},
+        [&](auto& y, auto& tape, auto& workspace) { block(x, tape, mha::into(y), workspace); },
+        [&](auto& dx, auto& nothing, auto& tape, auto& workspace, auto& gradients) {
+          nothing(0, 0, 0) = 0;
+          block.backward(dy, tape, gradients, mha::into(dx), workspace);
+        });
+  };
+  const auto x = drawn<float>("x", 2, 21, 300), dy = drawn<float>("dy", 2, 21, 300);
+  const auto of_narrow = run(narrow, x, dy), of_wide = run(wide, x, dy);
+  expect_same(of_narrow, of_wide);
+  EXPECT_EQ(of_narrow.gradients, of_wide.gradients);
+}
+TEST(FrozenWeights, InEightBitsAreAsTheSameNumbersInFloat) {
+  expect_as_rounded<mha::Cpu, float>();
+  expect_as_rounded<mha::Cpu, mha::bfloat16>();
+  expect_as_rounded<mha::Cpu, mha::half>();
+}
+
 TEST(FrozenWeights, ThatABackendDoesNotUnpackAreRefused) {
   const auto x = drawn<float>("x", 1, 5, 8);
   const auto refused = [&](auto& block, const std::string& call, const std::string& back, const std::string& of) {

@@ -4,6 +4,8 @@
 #include <utility>
 #include <vector>
 
+#include <mha/block.hpp>
+
 #include "law.hpp"
 
 namespace {
@@ -109,6 +111,35 @@ TYPED_TEST(Projections, ALayersRowIsTheSameAloneAndAmongMany) {
       std::size_t different = 0;
       for (Index e = 0; e < 300; ++e) different += support::bits(one(0, e)) != support::bits(all(i, e)) ? 1u : 0u;
       EXPECT_EQ(different, 0u) << "row " << i;
+    }
+  });
+}
+
+// A Linear with a gate.
+TEST(ProjectionsInEightBits, ARowIsTheSameAloneAndAmongManyForAnyThreads) {
+  support::Random random("projected rows in 8 bits");
+  const Index many = 270, depth = 700, columns = 410;
+  mha::Linear<float, mha::CpuWith<mha::Serial>, mha::SwiGlu> serial({.inputs = depth, .outputs = columns});
+  mha::Linear<float, mha::CpuWith<Pretended<7>>, mha::SwiGlu> seven(serial.config());
+  serial.initialize(mha::XavierUniform{.seed = 3});
+  seven.quantize(serial.parameters());
+  serial.quantize();
+  Tensor<float, 2> x(many, depth);
+  random.fill(x);
+  at_every_isa([&] {
+    const auto all = serial(x);
+    EXPECT_EQ(support::differing(seven(x), all), 0u);
+    for (const auto& [first, count] : {std::pair<Index, Index>{0, 1}, {269, 1}, {5, 2}, {7, 4}, {100, 33}, {1, 128}}) {
+      const TensorView<const float, 2> rows{&std::as_const(x)(first, 0), {count, depth}, {depth, 1}};
+      const auto some = serial(rows), on_seven = seven(rows);
+      std::size_t different = 0;
+      for (Index i = 0; i < count; ++i)
+        for (Index j = 0; j < columns; ++j)
+          different += support::bits(some(i, j)) != support::bits(all(first + i, j)) ||
+                               support::bits(on_seven(i, j)) != support::bits(all(first + i, j))
+                           ? 1u
+                           : 0u;
+      EXPECT_EQ(different, 0u) << count << " rows from " << first;
     }
   });
 }

@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows in 8 bits, and the numbers that they store.
+// Rows and matrices in 8 bits, and the numbers that they store.
 #pragma once
 
+#include <algorithm>
+#include <cmath>
 #include <cstddef>
+#include <limits>
 #include <vector>
 
 #include <mha/core/stored_row.hpp>
@@ -70,6 +73,29 @@ template <class F> mha::TensorView<const F, 4> numbers_of(const mha::Tensor<F, 4
   numbers.data += mha::row_lead<F>;
   numbers.extent[3] -= mha::row_lead<F>;
   return numbers;
+}
+
+/// The numbers in T that quantize() makes of a matrix (in, out): of each column, 256 at a time, x becomes
+/// scale · integer, where scale = max |x| / 127 and integer = x / scale, rounded to nearest even.
+template <class T, class W> mha::Tensor<T, 2> rounded_to_eight_bits(const mha::TensorView<const W, 2>& m) {
+  constexpr double infinity = std::numeric_limits<double>::infinity();
+  mha::Tensor<T, 2> to(m.extent[0], m.extent[1]);
+  for (mha::Index i = 0; i < m.extent[0]; ++i)
+    for (mha::Index j = 0; j < m.extent[1]; ++j) {
+      double largest = 0;
+      for (mha::Index k = i / 256 * 256; k < std::min(m.extent[0], i / 256 * 256 + 256); ++k) {
+        const double size = std::abs(to_double(static_cast<float>(m(k, j))));
+        largest = size < infinity ? std::max(largest, size) : infinity;
+      }
+      if (largest == infinity) {
+        to(i, j) = std::numeric_limits<T>::quiet_NaN();
+      } else if (largest >= 1e-30f) {
+        const auto most = static_cast<float>(std::min<double>(largest, 3.4e38f));
+        const double integer = std::nearbyint(to_double(static_cast<float>(m(i, j))) * to_double(127.0f / most));
+        to(i, j) = static_cast<float>(static_cast<int>(std::clamp(integer, -127.0, 127.0))) * (most / 127.0f);
+      }
+    }
+  return to;
 }
 
 }  // namespace support

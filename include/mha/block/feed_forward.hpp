@@ -170,9 +170,20 @@ template <class T, class B = Cpu, class F = Gelu, class... Others> class FeedFor
     quantize(FeedForwardViews<const W>{detail::views_of(w.up), detail::views_of(w.down), {}});
   }
   template <class W> void quantize(const FeedForwardViews<const W>& w) {
-    require_shapes(w, "quantize: up()", "quantize: down()");
-    up_.quantize(w.up);
-    down_.quantize(w.down);
+    if constexpr (detail::check_quantized<T, W, On>()) {
+      require_shapes(w, "quantize: up()", "quantize: down()");
+      if constexpr (!detail::keeps_eight_bits<On, T, W>) {  // each is copied
+        up_.parameters_.require_one_allocation("quantize: up()");
+        down_.parameters_.require_one_allocation("quantize: down()");
+      }
+      std::shared_ptr<const void> held;  // what down() reads when up() has let go of it
+      if constexpr (std::same_as<W, T>) {
+        up_.parameters_.require_foreign(w.down, "quantize: down()");
+        held = up_.parameters_.keeper_of(w.down);
+      }
+      up_.quantize(w.up);
+      down_.quantize(w.down);
+    }
   }
   /// Those that it has, of both or, if one refuses, of neither.
   void quantize() {

@@ -88,7 +88,7 @@ template <class T, class B, class F> class LinearMemory {
         products_ = Products::of_narrow(backend_, w);
         parameters_.keep_packed_only();
       } else {
-        borrow_copy(w, [](const auto&) {});
+        borrow_copy("borrow", w, [](const auto&) {});
       }
     }
   }
@@ -112,7 +112,7 @@ template <class T, class B, class F> class LinearMemory {
         products_ = Products::in_eight_bits(backend_, w);
         parameters_.keep_packed_only();
       } else {
-        borrow_copy(w, [](const LinearViews<T>& copy) {
+        borrow_copy("quantize", w, [](const LinearViews<T>& copy) {
           detail::round_to_eight_bits(copy.weight);
           detail::round_to_eight_bits(copy.gate);
         });
@@ -162,9 +162,10 @@ template <class T, class B, class F> class LinearMemory {
 
  private:
   /// A copy of weights in T, after change(copy).
-  template <class W, class Change> void borrow_copy(const LinearViews<const W>& w, const Change& change) {
+  template <class W, class Change>
+  void borrow_copy(const char* call, const LinearViews<const W>& w, const Change& change) {
     const auto copy = std::make_shared<Tensor<T, 1>>();
-    borrow(parameters_.widened(w, *copy, change), copy);
+    borrow(parameters_.widened(w, *copy, call, change), copy);
     if (products_.packed()) parameters_.keep_packed_only();
   }
 };

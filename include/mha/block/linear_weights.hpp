@@ -181,8 +181,9 @@ template <class T, bool gated> class LinearParameters {
 
   /// Views of `copy`, which takes the numbers of checked weights in another scalar, after change(copy).
   template <class W, class Change>
-  LinearViews<const T> widened(const LinearViews<const W>& from, Tensor<T, 1>& copy, const Change& change) const {
-    require_one_allocation("borrow");
+  LinearViews<const T> widened(const LinearViews<const W>& from, Tensor<T, 1>& copy, const char* call,
+                               const Change& change) const {
+    require_one_allocation(call);
     copy = Tensor<T, 1>(static_cast<Index>(size()));
     const LinearViews<T> to = carve<T>(copy.data(), copy.size());
     widen_parts(from, to);

@@ -19,6 +19,7 @@
 #include <mha/systolic.hpp>
 
 #include "compare.hpp"
+#include "eight_bits.hpp"
 #include "failing_new.hpp"
 #include "far_backend.hpp"
 #include "message_of.hpp"
@@ -251,6 +252,33 @@ TEST(FeedForwardBorrow, TooManyNarrowWeightsForACopyAreBorrowedByNeither) {
   expect_copies_of_neither<mha::EigenCpu>();
 }
 
+// Both are named by the call and the part that is too large.
+template <class B> void expect_rounded_copies_of_neither() {
+  const float number = 1;
+  for (const Index hidden : {1 << 15, (1 << 15) - 1}) {
+    mha::FeedForward<float, B> large({.d_model = 1 << 16, .d_hidden = hidden});
+    const auto of = [&](Index in, Index out) {
+      return mha::BorrowedLinear<float>{.weight = mha::TensorView<const float, 2>{&number, {in, out}, {0, 0}},
+                                        .bias = mha::TensorView<const float, 1>{&number, {out}, {0}}};
+    };
+    const mha::BorrowedLinear<float> up = of(1 << 16, hidden), down = of(hidden, 1 << 16);
+    const std::string first =
+                          hidden == 1 << 15 ? "up(): the Linear has 2147516416" : "down(): the Linear has 2147483648",
+                      rest = " parameters, the most in one allocation is 2147483647";
+    EXPECT_EQ(message_of([&] { large.quantize(mha::BorrowedFeedForward<float>{.up = up, .down = down}); }),
+              "quantize: " + first + rest);
+    if (hidden == 1 << 15) {
+      EXPECT_EQ(message_of([&] { large.up().quantize(up); }), "quantize: the Linear has 2147516416" + rest);
+    }
+    EXPECT_EQ(large.up().parameters().weight.data, nullptr);
+  }
+}
+
+TEST(FeedForwardQuantize, TooManyWeightsForACopyAreRoundedByNeither) {
+  expect_rounded_copies_of_neither<mha::Reference>();
+  expect_rounded_copies_of_neither<mha::EigenCpu>();
+}
+
 template <class B> class FeedForwardBorrowOn : public testing::Test {};
 TYPED_TEST_SUITE(FeedForwardBorrowOn, Backends);
 
@@ -386,6 +414,161 @@ TEST(FeedForwardBorrow, ALinearOfTwoOwnersHoldsBoth) {
   EXPECT_FALSE(watch_down.expired());
   ff.up().borrow({.weight = mha::transposed(mha::view(other.weight.data(), H, E)), .bias = p.up.bias});
   EXPECT_FALSE(watch_up.expired());
+}
+
+/// The numbers that weights become in 8 bits, which a feed-forward of T borrows.
+template <class T> struct Rounded {
+  Tensor<T, 2> up, gate, down;
+  Tensor<T, 1> up_bias{H}, gate_bias{H}, down_bias{E};
+
+  template <class W>
+  explicit Rounded(const Weights<W>& w)
+      : up(support::rounded_to_eight_bits<T>(mha::transposed(w.up.view()))),
+        gate(support::rounded_to_eight_bits<T>(mha::transposed(w.gate.view()))),
+        down(support::rounded_to_eight_bits<T>(w.down.view())) {
+    for (Index j = 0; j < H; ++j) up_bias(j) = T(w.up_bias(j)), gate_bias(j) = T(w.gate_bias(j));
+    for (Index j = 0; j < E; ++j) down_bias(j) = T(w.down_bias(j));
+  }
+  mha::BorrowedFeedForward<T> borrowed() const {
+    return {.up = {.weight = up, .bias = up_bias, .gate = gate, .gate_bias = gate_bias},
+            .down = {.weight = down, .bias = down_bias}};
+  }
+};
+
+TYPED_TEST(FeedForwardBorrowOn, InEightBitsHasTheBitsOfRoundedOnes) {
+  const auto x = rows<float>("eight bits x");
+  const Weights<float> w("eight bits");
+  const auto expect = [&](const char* what, const auto& weights, const auto& ff) {
+    const Rounded<float> rounded(weights);
+    Gated<TypeParam> same(sizes);
+    same.borrow(rounded.borrowed());
+    EXPECT_EQ(support::differing(ff(x), same(x)), 0u) << what;
+  };
+  Gated<TypeParam> passed(sizes), borrower(sizes), viewed(sizes), narrow(sizes);
+  passed.quantize(w.borrowed());
+  expect("passed", w, passed);
+  borrower.borrow(w.borrowed());
+  viewed.quantize(borrower.parameters());
+  expect("another's views", w, viewed);
+  borrower.quantize();
+  expect("borrowed", w, borrower);
+  const Weights<mha::half> half("eight bits of half");
+  narrow.quantize(half.borrowed());
+  expect("half", half, narrow);
+  Gated<mha::Cpu, mha::half> of_half(sizes);
+  of_half.borrow(half.borrowed());
+  viewed.quantize(of_half.parameters());
+  expect("views of half", half, viewed);
+  Gated<TypeParam> own(sizes), kept(sizes);
+  own.update(writes("own"));
+  kept.update(writes("own"));
+  own.quantize();
+  viewed.quantize(kept.parameters());
+  EXPECT_EQ(support::differing(own(x), viewed(x)), 0u) << "its own";
+  EXPECT_NE(support::differing(own(x), kept(x)), 0u);
+  EXPECT_NE(message_of([&] { own.update(writes("own")); }), "");
+}
+
+TEST(FeedForwardQuantize, IsOfBothOrNeither) {
+  Gated<mha::Cpu> ff(sizes), none(sizes);
+  ff.initialize(mha::XavierUniform{.seed = 1});
+  const auto x = rows<float>("refused x");
+  const auto y = ff(x);
+  const Weights<float> w("refused");
+  const auto refusal = [&](const auto& spoil) {
+    auto given = w.borrowed();
+    spoil(given);
+    const std::string message = message_of([&] { ff.quantize(given); });
+    EXPECT_EQ(support::differing(ff(x), y), 0u) << message;
+    EXPECT_NE(ff.parameters().up.weight.data, nullptr) << message;
+    return message;
+  };
+  EXPECT_EQ(refusal([&](auto& g) { g.up.weight = w.up; }),
+            "quantize: up(): the weight matrix is (20, 12), expected (12, 20): pass mha::transposed(view)");
+  EXPECT_EQ(refusal([&](auto& g) { g.down.gate = w.down; }),
+            "quantize: down(): the gate matrix is (20, 12), expected (0, 0)");
+  EXPECT_EQ(refusal([&](auto& g) { g.down.weight = mha::view(static_cast<const float*>(nullptr), H, E); }),
+            "quantize: down(): weight has 240 elements but its data is null");
+  auto bad = Weights<mha::half>("refused").borrowed();
+  bad.down.bias = {};
+  EXPECT_EQ(message_of([&] { ff.quantize(bad); }), "quantize: down(): the bias has 0 elements, expected 12");
+  EXPECT_EQ(message_of([&] { none.quantize(); }),
+            "quantize: up(): expected 520 weights, got 0: call initialize, update or borrow first");
+  none.up().borrow(ff.up().parameters());
+  EXPECT_EQ(message_of([&] { none.quantize(); }),
+            "quantize: down(): expected 252 weights, got 0: call initialize, update or borrow first");
+  EXPECT_NE(none.up().parameters().weight.data, nullptr);
+  ff.down().drop_unpacked();
+  EXPECT_EQ(message_of([&] { ff.quantize(); }),
+            "quantize: down(): of the Linear's 252 parameters only the packed ones are left: pass the weights to "
+            "quantize(), and not to borrow()");
+  EXPECT_NE(ff.up().parameters().weight.data, nullptr);
+  EXPECT_EQ(support::differing(ff(x), y), 0u);
+  ff.up().drop_unpacked();
+  EXPECT_NE(message_of([&] { ff.quantize(); }).find("quantize: up(): of the Linear's 520 parameters"),
+            std::string::npos);
+}
+
+// up() lets go of its weights before down() reads those that it is given.
+template <class B> void expect_halves_exchanged() {
+  const mha::FeedForwardConfig square{.d_model = 16, .d_hidden = 16};
+  const auto draw = [](const auto& p) {
+    support::Random random("halves");
+    for (const auto& row : {p.up.flat(), p.down.flat()})
+      for (float& w : row) w = support::Random::rounded<float>(random.normal());
+  };
+  mha::FeedForward<float, B> ff(square), lender(square), expected(square);
+  ff.update(draw);
+  lender.update(draw);
+  const auto p = lender.parameters();
+  expected.quantize(mha::FeedForwardViews<const float>{p.down, p.up, {}});
+  Tensor<float, 2> x(3, 16);
+  support::Random("halves x").fill(x);
+  const auto y = ff(x), z = expected(x);
+  const auto own = ff.parameters();
+  EXPECT_EQ(message_of([&] {
+              ff.quantize(mha::FeedForwardViews<const float>{own.down, own.up, {}});
+            }),
+            "quantize: down(): weights that are among the 272 of the Linear's own, expected another's");
+  EXPECT_EQ(support::differing(ff(x), y), 0u);
+  // Borrowed ones are held until both have read them.
+  struct Linear {
+    Tensor<float, 2> weight{16, 16};
+    Tensor<float, 1> bias{16};
+  };
+  Linear up, down;
+  for (const auto& [to, from] : {std::pair{&up, p.up}, std::pair{&down, p.down}}) {
+    for (Index i = 0; i < 16; ++i)
+      for (Index j = 0; j < 16; ++j) to->weight(i, j) = from.weight(i, j);
+    for (Index j = 0; j < 16; ++j) to->bias(j) = from.bias(j);
+  }
+  const auto views = [](const Linear& l) { return mha::BorrowedLinear<float>{.weight = l.weight, .bias = l.bias}; };
+  const auto of_up = views(up), of_down = views(down);
+  const auto keeper = [](Linear& l) {
+    return std::shared_ptr<Linear>(&l, [](Linear* gone) { support::poison_all(gone->weight); });
+  };
+  ff.up().borrow(of_up, keeper(up));
+  ff.down().borrow(of_down, keeper(down));
+  ff.quantize({.up = of_down, .down = of_up});
+  EXPECT_TRUE(std::isnan(up.weight(0, 0)) && std::isnan(down.weight(0, 0))) << "let go of";
+  EXPECT_EQ(support::differing(ff(x), z), 0u);
+}
+
+TEST(FeedForwardQuantize, HalvesAreExchanged) {
+  expect_halves_exchanged<mha::Cpu>();
+  expect_halves_exchanged<mha::Reference>();
+}
+
+TEST(FeedForwardQuantize, TakesAByteForANumberAndTheScales) {
+  const Weights<float> w("bytes");
+  Gated<mha::Cpu> ff(sizes);
+  ff.quantize(w.borrowed());
+  const std::size_t up = 2 * 48 * (E + 4 + 4), down = 48 * (H + 4 + 4);
+  EXPECT_EQ(ff.packed_bytes(), up + down);
+  EXPECT_NE(ff.explain(3).find("520 scaled_int8, packed only, in " + std::to_string(up) + " bytes"), std::string::npos)
+      << ff.explain(3);
+  EXPECT_NE(ff.explain(3).find("252 scaled_int8, packed only, in " + std::to_string(down) + " bytes"),
+            std::string::npos);
 }
 
 }  // namespace

@@ -18,6 +18,7 @@
 #include <mha/systolic.hpp>
 
 #include "compare.hpp"
+#include "eight_bits.hpp"
 #include "every_isa.hpp"
 #include "message_of.hpp"
 #include "random.hpp"
@@ -365,6 +366,209 @@ TEST(LayerDropUnpacked, WhatIsPackedAloneIsSharedOnTheSameBackend) {
             "borrow: the packed weights' number of output projections is 1, expected 0");
   EXPECT_EQ(refused(mha::MultiHeadAttention<float, mha::Cpu, mha::QkNorm>(sizes)),
             "borrow: the packed weights' number of norms is 0, expected 1");
+}
+
+/// The numbers that a checkpoint's matrices become in 8 bits, in T; its vectors are not rounded.
+template <class T> struct RoundedCheckpoint {
+  Tensor<T, 2> query, key, value, output;
+  Tensor<T, 1> query_bias{60}, value_bias{28}, output_bias{70}, query_norm{10}, key_norm{10}, gate{6};
+
+  template <class W>
+  explicit RoundedCheckpoint(const NarrowCheckpoint<W>& from)
+      : query(support::rounded_to_eight_bits<T>(mha::transposed(from.query.view()))),
+        key(support::rounded_to_eight_bits<T>(mha::transposed(from.key.view()))),
+        value(support::rounded_to_eight_bits<T>(mha::transposed(from.value.view()))),
+        output(support::rounded_to_eight_bits<T>(mha::transposed(from.output.view()))) {
+    const auto copy = [](const Tensor<W, 1>& v, Tensor<T, 1>& to) {
+      for (Index i = 0; i < to.extent(0); ++i) to(i) = T(v(i));
+    };
+    copy(from.query_bias, query_bias), copy(from.value_bias, value_bias), copy(from.output_bias, output_bias);
+    copy(from.query_norm, query_norm), copy(from.key_norm, key_norm), copy(from.gate, gate);
+  }
+  mha::BorrowedWeights<T> borrowed() const {
+    return {.query = query,
+            .key = key,
+            .value = value,
+            .output = output,
+            .query_bias = query_bias,
+            .value_bias = value_bias,
+            .output_bias = output_bias,
+            .query_norm = query_norm,
+            .key_norm = key_norm,
+            .gate = gate};
+  }
+};
+
+/// A call by weights of W in 8 bits has the bits of the rounded numbers in T, and so have its gradients.
+template <class B, class T, class W> void expect_quantized_right() {
+  support::Random random("layer in 8 bits");
+  NarrowLayer<T, B> layer(narrow_config), same(narrow_config);
+  auto checkpoint = std::make_unique<NarrowCheckpoint<W>>(random);
+  const RoundedCheckpoint<T> rounded(*checkpoint);
+  layer.quantize(checkpoint->borrowed());
+  checkpoint.reset();
+  same.borrow(rounded.borrowed());
+  for (const Index queries : {1, 7, 150}) {
+    Tensor<T, 3> x(2, queries, 70), memory(2, queries + 3, 52), y(2, queries, 70);
+    random.fill(x);
+    random.fill(memory);
+    support::poison_all(y);
+    layer(x, memory, mha::into(y));
+    EXPECT_EQ(support::differing(y, same(x, memory)), 0u) << B::name << ", " << queries;
+    const auto kept = layer.project_memory(memory);
+    EXPECT_EQ(support::differing(layer(x, kept), y), 0u) << queries;
+  }
+  const auto p = layer.parameters();
+  EXPECT_EQ(p.gate(3), rounded.gate(3));
+  EXPECT_EQ(p.query_norm(9), rounded.query_norm(9));
+  EXPECT_EQ(p.key_norm(0), rounded.key_norm(0));
+  EXPECT_EQ(p.query.heads.data == nullptr, (mha::PacksWeights<B, T>));
+  if constexpr (std::is_same_v<typename B::Workspace, mha::Workspace>) {
+    Tensor<T, 3> x(2, 9, 70), memory(2, 12, 52), dy(2, 9, 70), d_memory(2, 12, 52), same_d_memory(2, 12, 52);
+    random.fill(x), random.fill(memory), random.fill(dy);
+    auto tape = layer.tape(), same_tape = same.tape();
+    EXPECT_EQ(support::differing(layer(x, memory, tape), same(x, memory, same_tape)), 0u);
+    const auto expected = same.backward(dy, same_tape, mha::memory_into(same_d_memory));
+    EXPECT_EQ(support::differing(layer.backward(dy, tape, mha::memory_into(d_memory)), expected), 0u) << B::name;
+    EXPECT_EQ(support::differing(d_memory, same_d_memory), 0u) << B::name;
+    auto gradients = layer.gradients(), same_gradients = same.gradients();
+    EXPECT_EQ(support::differing(layer.backward(dy, tape, gradients, mha::memory_into(d_memory)), expected), 0u);
+    static_cast<void>(same.backward(dy, same_tape, same_gradients, mha::memory_into(same_d_memory)));
+    EXPECT_EQ(support::differing(gradients.flat(), same_gradients.flat()), 0u) << B::name;
+  }
+}
+
+template <class W> class QuantizedLayer : public testing::Test {};
+using Quantized = testing::Types<float, mha::half, mha::bfloat16>;
+TYPED_TEST_SUITE(QuantizedLayer, Quantized, );
+
+TYPED_TEST(QuantizedLayer, HasTheBitsOfRoundedWeights) {
+  using InDouble = std::conditional_t<std::is_same_v<TypeParam, float>, double, TypeParam>;
+  support::at_every_isa([] { expect_quantized_right<mha::Cpu, float, TypeParam>(); });
+  expect_quantized_right<mha::CpuWith<mha::Serial>, float, TypeParam>();
+  expect_quantized_right<mha::Cpu, double, InDouble>();
+  expect_quantized_right<mha::Reference, float, TypeParam>();
+  expect_quantized_right<mha::EigenCpu, float, TypeParam>();
+  expect_quantized_right<mha::Systolic<>, float, TypeParam>();
+}
+
+TYPED_TEST(QuantizedLayer, SaysWhatItKeepsAndRefusesToWriteIt) {
+  using W = TypeParam;
+  support::Random random("quantized bytes");
+  auto checkpoint = std::make_unique<NarrowCheckpoint<W>>(random);
+  NarrowLayer<float, mha::Cpu> layer(narrow_config), wide(narrow_config);
+  layer.quantize(checkpoint->borrowed());
+  const double in = 60 * 70 + (20 + 28) * 52, out = 84 * 70;
+  const auto narrow_cost = layer.cost(1, 5, 5), wide_cost = wide.cost(1, 5, 5);
+  EXPECT_EQ(wide_cost.projection.bytes - narrow_cost.projection.bytes, 3 * in);
+  EXPECT_EQ(wide_cost.output.bytes - narrow_cost.output.bytes, 3 * out);
+  const std::size_t packed =
+      std::size_t{48} * (2 * (70 + 4) + (52 + 4) + (52 + 4) + 2 * (84 + 4)) + std::size_t{4} * 48 * (2 + 1 + 2);
+  EXPECT_EQ(layer.packed_bytes(), packed);
+  EXPECT_NE(layer.explain(1, 5, 5).find(" scaled_int8, packed only, in " + std::to_string(packed) + " bytes\n"),
+            std::string::npos)
+      << layer.explain(1, 5, 5);
+  const std::string left =
+      "of the layer's " + std::to_string(layer.parameter_count()) + " parameters only the packed ones are left";
+  EXPECT_EQ(message_of([&] { layer.update([](auto&) {}); }), "update: " + left + ", so they cannot be written");
+  EXPECT_EQ(message_of([&] { layer.quantize(); }),
+            "quantize: " + left + ": pass the weights to quantize(), and not to borrow()");
+  EXPECT_EQ(message_of([&] { wide.quantize(); }), "quantize: expected " + std::to_string(wide.parameter_count()) +
+                                                      " weights, got 0: call initialize, update or borrow first");
+  layer.drop_unpacked();
+  Tensor<float, 2> x(5, 70), memory(6, 52);
+  random.fill(x), random.fill(memory);
+  const auto y = layer(x, memory);
+  const NarrowLayer<float, mha::Cpu> copy = layer;
+  // Own weights, then ones in 8 bits again.
+  const NarrowCheckpoint<float> others(random);
+  layer.borrow(others.borrowed());
+  wide.borrow(others.borrowed());
+  EXPECT_EQ(support::differing(layer(x, memory), wide(x, memory)), 0u);
+  layer.quantize();
+  wide.quantize(others.borrowed());
+  EXPECT_EQ(support::differing(layer(x, memory), wide(x, memory)), 0u);
+  EXPECT_EQ(support::differing(copy(x, memory), y), 0u);
+}
+
+TYPED_TEST(QuantizedLayer, OfAnotherShapeIsRefusedAndNothingChanges) {
+  using W = TypeParam;
+  support::Random random("wrong");
+  NarrowLayer<float, mha::Cpu> layer(narrow_config);
+  layer.initialize(mha::XavierUniform{.seed = 1});
+  const NarrowCheckpoint<W> checkpoint(random);
+  auto turned = checkpoint.borrowed(), biased = checkpoint.borrowed(), without = checkpoint.borrowed();
+  turned.value = checkpoint.value;
+  biased.key_bias = checkpoint.value_bias;
+  without.gate = {};
+  EXPECT_EQ(message_of([&] { layer.quantize(turned); }),
+            "quantize: the value matrix is (28, 52), expected (52, 28): pass mha::transposed(view)");
+  EXPECT_EQ(
+      message_of([&] { layer.quantize(biased); }),
+      "quantize: the key bias has 28 elements, expected 0: set .bias in the configuration, or that of this projection");
+  EXPECT_EQ(message_of([&] { layer.quantize(without); }), "quantize: the gate has 0 elements, expected 6");
+  mha::MultiHeadAttention<W, mha::Cpu> other({.d_model = 20, .num_heads = 2});
+  other.initialize(mha::XavierUniform{.seed = 1});
+  EXPECT_EQ(
+      message_of([&] { layer.quantize(other.parameters()); }).rfind("quantize: the query weights are (2, 20, 10)", 0),
+      0u);
+  EXPECT_NE(layer.explain(1, 1, 1).find(" float, owned"), std::string::npos);
+  layer.update([](auto&) {});
+}
+
+// Columns of heads are rounded as those of the whole matrix.
+TEST(QuantizedLayerOf, WhateverProjectionAndOutput) {
+  const mha::Config sizes{.d_model = 300, .num_heads = 4, .head_dim = 11, .bias = true};
+  support::Random random("whatever projection");
+  Tensor<float, 2> x(9, 300);
+  random.fill(x);
+  const auto expect = [&]<class B>(const B&) {
+    mha::MultiHeadAttention<float, B, mha::PerHeadProjection> per_head(sizes);
+    mha::MultiHeadAttention<float, B> fused(sizes);
+    mha::MultiHeadAttention<float, B, mha::NoOutput> without({.d_model = 300, .num_heads = 4, .head_dim = 11}),
+        plain({.d_model = 300, .num_heads = 4, .head_dim = 11});
+    fused.initialize(mha::XavierUniform{.seed = 4});
+    per_head.borrow(fused.parameters());
+    per_head.quantize();
+    const auto before = fused(x);
+    fused.quantize();
+    EXPECT_EQ(support::differing(per_head(x), fused(x)), 0u) << B::name;
+    EXPECT_NE(support::differing(fused(x), before), 0u) << B::name;
+    Tensor<float, 2> query(300, 44), key(300, 44), value(300, 44);
+    for (auto* w : {&query, &key, &value})
+      for (float& v : *w) v = static_cast<float>(random.normal() / 16);
+    const auto q = support::rounded_to_eight_bits<float>(std::as_const(query).view()),
+               k = support::rounded_to_eight_bits<float>(std::as_const(key).view()),
+               v = support::rounded_to_eight_bits<float>(std::as_const(value).view());
+    without.quantize({.query = query, .key = key, .value = value});
+    plain.borrow({.query = q, .key = k, .value = v});
+    EXPECT_EQ(support::differing(without(x), plain(x)), 0u) << B::name;
+  };
+  expect(mha::Cpu{});
+  expect(mha::Reference{});
+}
+
+TEST(QuantizedLayerOf, AnotherIsBorrowedWithWhatItPacked) {
+  support::Random random("share");
+  const mha::Config sizes{.d_model = 24, .num_heads = 4, .bias = true};
+  auto owner = std::make_unique<mha::MultiHeadAttention<float>>(sizes);
+  owner->initialize(mha::XavierUniform{.seed = 5});
+  owner->quantize();
+  mha::MultiHeadAttention<float, mha::Cpu, mha::Causal> causal(sizes);
+  causal.borrow(*owner);
+  EXPECT_EQ(causal.packed_bytes(), owner->packed_bytes());
+  Tensor<float, 2> x(6, 24);
+  random.fill(x);
+  const auto y = owner->operator()(x, mha::Causal{});
+  owner.reset();
+  EXPECT_EQ(support::differing(causal(x), y), 0u);
+  // One row after another has the same bits.
+  auto cache = mha::make_cache(causal, mha::Contiguous{.length = 8});
+  cache.add();
+  for (Index i = 0; i < 6; ++i) {
+    const auto step = causal.step(mha::view(&std::as_const(x)(i, 0), 1, 24), cache);
+    for (Index e = 0; e < 24; ++e) ASSERT_EQ(support::bits(step(0, e)), support::bits(y(i, e))) << i << ", " << e;
+  }
 }
 
 }  // namespace

@@ -372,6 +372,14 @@ template <class B> void expect_all_or_nothing() {
   same.borrow(narrow.parameters());
   EXPECT_EQ(support::differing(check("borrow of 16 bits", [&](auto& l) { l.borrow(narrow.parameters()); }), same(x)),
             0u);
+  LayerOn<B> of_owner(sizes), of_narrow(sizes);
+  of_owner.quantize(owner.parameters());
+  of_narrow.quantize(narrow.parameters());
+  EXPECT_EQ(support::differing(check("quantize", [&](auto& l) { l.quantize(owner.parameters()); }), of_owner(x)), 0u);
+  EXPECT_EQ(
+      support::differing(check("quantize of 16 bits", [&](auto& l) { l.quantize(narrow.parameters()); }), of_narrow(x)),
+      0u);
+  check("quantize its own", [](auto& l) { l.quantize(); });
   EXPECT_EQ(support::differing(check("assignment", [&](auto& l) { l = owner; }), owner(x)), 0u);
   if constexpr (mha::PacksWeights<B, float>) check("drop_unpacked", [](auto& l) { l.drop_unpacked(); });
 }

@@ -14,6 +14,7 @@
 #include <mha/core/tensor.hpp>
 
 #include "compare.hpp"
+#include "eight_bits.hpp"
 #include "every_isa.hpp"
 #include "random.hpp"
 
@@ -427,6 +428,72 @@ template <class W> void expect_the_bits_of_wide_weights() {
 TEST(PackedProductOf, WeightsInSixteenBitsGivesTheBitsOfWideOnes) {
   expect_the_bits_of_wide_weights<mha::bfloat16>();
   expect_the_bits_of_wide_weights<mha::half>();
+}
+
+/// Matrices of one depth, rounded to 8 bits, as the same numbers packed in float.
+template <class W> void expect_the_bits_of_rounded_weights() {
+  support::Random random("weights in 8 bits");
+  for (const Index depth : {1, 256, 257, 600}) {
+    const Weights<W> weights(depth, random);
+    const auto parts = weights.parts();
+    const auto packed = Cpu{}.quantize(std::span<const DenseWeights<W>>(parts));
+    std::vector<Tensor<float, 2>> rounded;
+    std::vector<Tensor<float, 1>> biases;
+    std::vector<DenseWeights<float>> in_float;
+    for (const auto& part : parts) {
+      rounded.push_back(support::rounded_to_eight_bits<float>(part.matrix));
+      biases.emplace_back(part.bias.data == nullptr ? 0 : part.bias.extent[0]);
+      for (Index j = 0; j < biases.back().extent(0); ++j) biases.back()(j) = static_cast<float>(part.bias(j));
+    }
+    for (std::size_t i = 0; i < parts.size(); ++i) in_float.push_back({std::as_const(rounded[i]).view(), {}});
+    for (std::size_t i = 0; i < parts.size(); ++i)
+      if (parts[i].bias.data != nullptr) in_float[i].bias = std::as_const(biases[i]).view();
+    const Packed<float> same = pack(in_float);
+    support::at_every_isa([&] {
+      for (std::size_t part = 0; part < parts.size(); ++part) {
+        Tensor<float, 2> to(rounded[part].extent(0), rounded[part].extent(1));
+        support::poison_all(to);
+        Cpu{}.unpack(packed, static_cast<Index>(part), to.view());
+        ASSERT_EQ(support::differing(to, rounded[part]), 0u) << "part " << part << ", depth " << depth;
+      }
+      for (const Index m : {1, 7, 40, 140})
+        for (const auto& [first, count] : {std::pair<Index, Index>{0, 3}, {1, 2}, {2, 1}, {3, 1}}) {
+          Tensor<float, 2> a(m, parts[static_cast<std::size_t>(first)].matrix.extent[0]);
+          random.fill(a);
+          std::vector<Tensor<float, 2>> results, expected;
+          std::vector<TensorView<float, 2>> c, wanted;
+          for (Index i = 0; i < count; ++i) {
+            const Index n = parts[static_cast<std::size_t>(first + i)].matrix.extent[1];
+            results.emplace_back(m, n), expected.emplace_back(m, n);
+            support::poison_all(results.back());
+          }
+          for (auto& r : results) c.push_back(r.view());
+          for (auto& r : expected) wanted.push_back(r.view());
+          mha::Workspace workspace;
+          using Integers = Packed<mha::scaled_int8>;
+          Cpu{}.gemm(mha::PackedGemmCall<float, Integers>{std::as_const(a).view(), packed, first, c}, workspace);
+          Cpu{}.gemm(mha::PackedGemmCall<float, Packed<float>>{std::as_const(a).view(), same, first, wanted},
+                     workspace);
+          for (std::size_t i = 0; i < results.size(); ++i)
+            ASSERT_EQ(support::differing(results[i], expected[i]), 0u)
+                << "part " << i << " from " << first << ", rows " << m << ", depth " << depth;
+        }
+    });
+  }
+}
+
+TEST(PackedProductOf, WeightsInEightBitsGivesTheBitsOfRoundedOnes) {
+  expect_the_bits_of_rounded_weights<float>();
+  expect_the_bits_of_rounded_weights<mha::half>();
+  expect_the_bits_of_rounded_weights<mha::bfloat16>();
+}
+
+TEST(PackedProductOf, WeightsInEightBitsTakesTheMemoryOfItsPanels) {
+  const Tensor<float, 2> matrix(300, 50);
+  const Tensor<float, 1> bias(50);
+  const DenseWeights<float> plain[] = {{matrix.view(), {}}}, biased[] = {{matrix.view(), bias.view()}};
+  EXPECT_EQ(Cpu{}.quantize(std::span<const DenseWeights<float>>(plain)).bytes(), 2u * 48 * (300 + 2 * 4));
+  EXPECT_EQ(Cpu{}.quantize(std::span<const DenseWeights<float>>(biased)).bytes(), 2u * 48 * (300 + 2 * 4 + 4));
 }
 
 TEST(PackedProductOf, AnEpilogueIsFusedForEveryActivation) {
