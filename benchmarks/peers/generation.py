@@ -5,14 +5,15 @@ One checkpoint of random weights: 8 layers of width 1024, 16 query and 4 key/val
 keeps the keys and values of what it has read, and goes back to the same position before every sample. `prompt` reads 512
 tokens in one call; `tokens` are the 32 that follow 512 or 1536, one call each: those of the largest logits in double. The
 scalar is that of the matrices; keys and values are kept in it too. "On the unit" ours is on Systolic, whose factors of
-products are bfloat16; else it is on Cpu, which multiplies in float. A result is compared with Hugging Face's in double
-before it is timed.
+products are bfloat16; else it is on Cpu, which multiplies in float. Of int8, ours has rounded the matrices of the checkpoint
+in bfloat16 to 8 bits, by quantize(), and llama.cpp has them as Q8_0; the keys and values of both, and PyTorch, are as with
+bfloat16. A result is compared with Hugging Face's in double before it is timed.
 
 llama.cpp computes in its server, within this process, from a GGUF file of the same weights. Its seconds are those that it
 counts itself: without its queue, JSON and text, but with the choice of each token, which the others do not make; on one
 thread times the share of the call that the processor spent on this process, as the others' are processor time. In float
 it has to choose the same tokens, which it does not with its flash attention: that rounds to half and is off there. Beside
-matrices of bfloat16 it is on, and keys and values are kept in half, as both are by default. The package's wheel uses AVX2
+matrices in 16 and 8 bits it is on, and keys and values are kept in half, as both are by default. The package's wheel uses AVX2
 at most: on a processor with AVX-512 its build from source would be faster.
 
 Compares   pip install torch==2.15.0 transformers==5.24.0 xllamacpp==2026.10.11549 gguf==0.19.0 (the versions measured)
@@ -47,7 +48,7 @@ from checkpoints import BUDGET, OURS, ROUNDS, SAMPLE, Runner, ids, products
 from turns import Missing
 
 PROMPT, TOKENS, POSITIONS = 512, 32, 2048
-TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.bfloat16}  # of the checkpoint
 
 
 class Checkpoint:
@@ -131,7 +132,7 @@ class Ours:
             ("unit_peak", c_double, [c_int]),
             ("reading", c_double, [c_void_p, c_int]),
             ("bytes", c_double, [c_void_p]),
-            ("begin", c_char_p, [c_void_p, c_char_p, c_int, c_int]),
+            ("begin", c_char_p, [c_void_p, c_char_p, c_int, c_int, c_int]),
             ("read", c_char_p, [c_void_p, c_int, c_void_p, c_int, c_void_p]),
             ("end", None, [c_void_p]),
         ))  # fmt: skip
@@ -140,7 +141,8 @@ class Ours:
     def prepare(self, case, data, threads):
         self.end()
         self.text, folder = c_void_p(), str(case.checkpoint.folder).encode()
-        bound.checked(self.peer.begin(ctypes.byref(self.text), folder, POSITIONS, case.on_unit))
+        in_8_bits = case.checkpoint.scalar == "int8"
+        bound.checked(self.peer.begin(ctypes.byref(self.text), folder, POSITIONS, case.on_unit, in_8_bits))
         logits = POINTER(c_float)()
 
         def text(position, these):
@@ -252,7 +254,10 @@ class LlamaCpp:
                 rows, columns = tensor.shape
                 tensor = tensor.view(heads, 2, rows // heads // 2, columns).transpose(1, 2).reshape(rows, columns)
             tensor = tensor.detach().contiguous()
-            if tensor.dtype == torch.bfloat16 and tensor.dim() > 1:
+            if checkpoint.scalar == "int8" and tensor.dim() > 1:
+                kind = gguf.GGMLQuantizationType.Q8_0
+                writer.add_tensor(name + ".weight", gguf.quants.quantize(tensor.float().numpy(), kind), raw_dtype=kind)
+            elif tensor.dtype == torch.bfloat16 and tensor.dim() > 1:
                 bits = tensor.view(torch.int16).numpy().view(np.uint8)
                 writer.add_tensor(name + ".weight", bits, raw_dtype=gguf.GGMLQuantizationType.BF16)
             else:

@@ -125,16 +125,10 @@ template <class T, class B = Cpu, class F = Gelu, class... Others> class FeedFor
   /// Another FeedForward's weights: feed_forward.borrow(other.parameters()).
   template <std::same_as<FeedForwardViews<const T>> Views>
   void borrow(const Views& w, std::shared_ptr<const void> keep_alive = nullptr) {
-    require_shapes(w);
+    require_shapes(w, "borrow: up()", "borrow: down()", false);
     const auto keeper = [&](const LinearViews<const T>& part, const char* call) {
-      up_.parameters_.require_foreign(part, call);
-      down_.parameters_.require_foreign(part, call);
-      if (keep_alive != nullptr) return keep_alive;
-      const std::shared_ptr<const void> of_up = up_.parameters_.keeper_of(part),
-                                        of_down = down_.parameters_.keeper_of(part);
-      if (of_up == nullptr || of_down == nullptr || of_up == of_down) return of_up != nullptr ? of_up : of_down;
-      return std::shared_ptr<const void>(
-          std::make_shared<std::pair<decltype(of_up), decltype(of_down)>>(of_up, of_down));
+      auto held = detail::keeper_of(up_.parameters_, down_.parameters_, part, call);
+      return keep_alive != nullptr ? keep_alive : std::move(held);
     };
     auto of_up = keeper(w.up, "borrow: up()"), of_down = keeper(w.down, "borrow: down()");
     up_.borrow(w.up, std::move(of_up));
@@ -152,11 +146,7 @@ template <class T, class B = Cpu, class F = Gelu, class... Others> class FeedFor
   template <class W>
   requires(!std::same_as<W, T>) void borrow(const FeedForwardViews<const W>& w, std::shared_ptr<const void> = nullptr) {
     if constexpr (detail::check_narrow<T, W>()) {
-      require_shapes(w);
-      if constexpr (!detail::keeps_narrow<On, T, W>) {  // each is copied
-        up_.parameters_.require_one_allocation("borrow: up()");
-        down_.parameters_.require_one_allocation("borrow: down()");
-      }
+      require_shapes(w, "borrow: up()", "borrow: down()", !detail::keeps_narrow<On, T, W>);
       up_.borrow(w.up);
       down_.borrow(w.down);
     }
@@ -171,11 +161,7 @@ template <class T, class B = Cpu, class F = Gelu, class... Others> class FeedFor
   }
   template <class W> void quantize(const FeedForwardViews<const W>& w) {
     if constexpr (detail::check_quantized<T, W, On>()) {
-      require_shapes(w, "quantize: up()", "quantize: down()");
-      if constexpr (!detail::keeps_eight_bits<On, T, W>) {  // each is copied
-        up_.parameters_.require_one_allocation("quantize: up()");
-        down_.parameters_.require_one_allocation("quantize: down()");
-      }
+      require_shapes(w, "quantize: up()", "quantize: down()", !detail::keeps_eight_bits<On, T, W>);
       std::shared_ptr<const void> held;  // what down() reads when up() has let go of it
       if constexpr (std::same_as<W, T>) {
         up_.parameters_.require_foreign(w.down, "quantize: down()");
@@ -187,9 +173,11 @@ template <class T, class B = Cpu, class F = Gelu, class... Others> class FeedFor
   }
   /// Those that it has, of both or, if one refuses, of neither.
   void quantize() {
-    up_.require_readable("quantize: up()");
-    down_.require_readable("quantize: down()");
-    quantize(parameters());
+    if (!up_.in_eight_bits()) up_.require_readable("quantize: up()");
+    if (!down_.in_eight_bits()) down_.require_readable("quantize: down()");
+    if (!up_.in_eight_bits() && !down_.in_eight_bits()) return quantize(parameters());
+    up_.quantize();
+    down_.quantize();
   }
 
   /// The rows of x through both.
@@ -326,22 +314,16 @@ template <class T, class B = Cpu, class F = Gelu, class... Others> class FeedFor
     return c;
   }
 
-  /// Its Linears are as the configuration says: another may have been assigned to one.
-  void require_sizes(const char* call) const {
-    const auto same = [call](const char* part, const char* axis, Index is, const char* name, Index expected) {
-      detail::require(is == expected, call, ": ", part, " has ", is, " ", axis, " but ", name, " is ", expected);
-    };
-    same("up()", "inputs", up_.config().inputs, "d_model", config_.d_model);
-    same("up()", "outputs", up_.config().outputs, "d_hidden", config_.d_hidden);
-    same("down()", "inputs", down_.config().inputs, "d_hidden", config_.d_hidden);
-    same("down()", "outputs", down_.config().outputs, "d_model", config_.d_model);
-  }
+  void require_sizes(const char* call) const { detail::require_sizes(call, config_, up_.config(), down_.config()); }
 
+  /// Of weights, of which each number is to be copied or not.
   template <class W>
-  void require_shapes(const FeedForwardViews<const W>& w, const char* up = "borrow: up()",
-                      const char* down = "borrow: down()") const {
+  void require_shapes(const FeedForwardViews<const W>& w, const char* up, const char* down, bool copied) const {
     static_cast<void>(up_.parameters_.checked(w.up, up));
     static_cast<void>(down_.parameters_.checked(w.down, down));
+    if (!copied) return;
+    up_.parameters_.require_one_allocation(up);
+    down_.parameters_.require_one_allocation(down);
   }
 
   /// Memory of the frame for the hidden rows of x, (B, L, d_hidden).

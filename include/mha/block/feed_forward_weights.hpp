@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <memory>
 #include <span>
+#include <utility>
 
 #include "../core/check.hpp"
 #include "linear_weights.hpp"
@@ -57,6 +59,31 @@ template <class T> struct FeedForwardViews {
 template <class T> struct BorrowedFeedForward { BorrowedLinear<T> up{}, down{}; };
 
 namespace detail {
+
+/// Linears are as the configuration says: another may have been assigned to one.
+inline void require_sizes(const char* call, const FeedForwardConfig& c, const LinearConfig& up,
+                          const LinearConfig& down) {
+  const auto same = [call](const char* part, const char* axis, Index is, const char* name, Index expected) {
+    require(is == expected, call, ": ", part, " has ", is, " ", axis, " but ", name, " is ", expected);
+  };
+  same("up()", "inputs", up.inputs, "d_model", c.d_model);
+  same("up()", "outputs", up.outputs, "d_hidden", c.d_hidden);
+  same("down()", "inputs", down.inputs, "d_hidden", c.d_hidden);
+  same("down()", "outputs", down.outputs, "d_model", c.d_model);
+}
+
+/// What holds the memory of weights that both or one of two Linears borrow already; null if nothing does.
+///
+/// Errors    ShapeError if they are one's own
+template <class T, bool gated>
+std::shared_ptr<const void> keeper_of(const LinearParameters<T, gated>& up, const LinearParameters<T, false>& down,
+                                      const LinearViews<const T>& part, const char* call) {
+  up.require_foreign(part, call);
+  down.require_foreign(part, call);
+  const std::shared_ptr<const void> of_up = up.keeper_of(part), of_down = down.keeper_of(part);
+  if (of_up == nullptr || of_down == nullptr || of_up == of_down) return of_up != nullptr ? of_up : of_down;
+  return std::make_shared<std::pair<decltype(of_up), decltype(of_down)>>(of_up, of_down);
+}
 
 template <class T> struct PartsOf<FeedForwardViews<T>> {
   template <class F, class... V> static void each(const F& f, V&... v) {

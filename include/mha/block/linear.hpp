@@ -2,15 +2,10 @@
 #pragma once
 
 #include <array>
-#include <concepts>
-#include <cstddef>
-#include <cstdint>
-#include <memory>
 #include <optional>
 #include <span>
 #include <string>
 #include <type_traits>
-#include <utility>
 
 #include "../backend/backend.hpp"
 #include "../backend/default.hpp"

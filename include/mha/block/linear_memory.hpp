@@ -5,11 +5,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <type_traits>
 #include <utility>
 
 #include "../backend/backend.hpp"
 #include "../core/check.hpp"
+#include "../core/scalar.hpp"
 #include "../core/tensor.hpp"
 #include "../policy/activation.hpp"
 #include "linear_product.hpp"
@@ -119,10 +119,12 @@ template <class T, class B, class F> class LinearMemory {
       }
     }
   }
-  /// The same of the weights that it has, its own or borrowed.
+  /// The same of the weights that it has, its own or borrowed; of packed ones in 8 bits nothing.
   ///
-  /// Errors    ShapeError if there are none, or only packed ones
+  /// Errors    ShapeError if there are none, or only packed ones of more bits
   void quantize() {
+    require_weights("quantize");
+    if (in_eight_bits()) return;
     require_readable("quantize");
     quantize(parameters());
   }
@@ -150,6 +152,7 @@ template <class T, class B, class F> class LinearMemory {
     require_weights(call);
     detail::require_packed_weights(products_.packed(), PacksWeights<B, T>, call, B::name, "Linear", parameter_count());
   }
+  bool in_eight_bits() const { return products_.weight_size() == sizeof(scaled_int8); }
   /// Whether parameters() shows all weights.
   void require_readable(const char* call) const {
     require_weights(call);

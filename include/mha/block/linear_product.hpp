@@ -18,7 +18,6 @@
 #include "../core/view.hpp"
 #include "../policy/activation.hpp"
 #include "cost.hpp"
-#include "dense_backward.hpp"
 #include "linear_weights.hpp"
 #include "packed_matrices.hpp"
 #include "rows.hpp"

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "items.hpp"
+#include "scalar.hpp"
 #include "view.hpp"
 
 namespace mha::inline MHA_NAMESPACE::detail {
@@ -106,6 +107,48 @@ CopyElements<T> copy_items(const TensorView<const T, Rank>& from, const TensorVi
   auto target = four_axes(to);
   squeeze(source, target);
   return {std::ptrdiff_t{source.extent[0]} * source.extent[1] * source.extent[2], source.extent[3], 1, source, target};
+}
+
+/// to = from in another scalar, or to += from.
+///
+/// Shapes    (M, N)
+template <class From, class To, bool adds = false> struct ConvertItems {
+  std::ptrdiff_t rows;
+  Index columns, cost;
+  TensorView<const From, 2> from;
+  TensorView<To, 2> to;
+
+  MHA_HOST_DEVICE void operator()(std::ptrdiff_t i, Index j) const { put(from(i, j), to(i, j)); }
+
+  void run_rows(std::ptrdiff_t begin, std::ptrdiff_t end) const {
+    const bool in_rows = from.stride[1] == 1 && to.stride[1] == 1;
+    // Of a transposed matrix so many rows at a time that each line of the caches is read once.
+    const std::ptrdiff_t block = std::abs(from.stride[0]) < std::abs(from.stride[1]) ? 16 : 1;
+    for (std::ptrdiff_t i = begin, n; i < end; i += n) {
+      n = std::min(block, end - i);
+      const From* const x = from.data + i * from.stride[0];
+      To* const y = to.data + i * to.stride[0];
+      if (in_rows && n == 1)
+        for (Index j = 0; j < columns; ++j) put(x[j], y[j]);
+      else
+        for (Index j = 0; j < columns; ++j)
+          for (std::ptrdiff_t r = 0; r < n; ++r)
+            put(x[r * from.stride[0] + j * from.stride[1]], y[r * to.stride[0] + j * to.stride[1]]);
+    }
+  }
+
+ private:
+  MHA_HOST_DEVICE static void put(const From& x, To& y) {
+    using A = Accumulator<To>;
+    if constexpr (adds)
+      y = To(A(y) + A(x));
+    else
+      y = To(A(x));
+  }
+};
+template <bool adds, class From, class To>
+ConvertItems<From, To, adds> convert_items(const TensorView<const From, 2>& from, const TensorView<To, 2>& to) {
+  return {to.extent[0], to.extent[1], 1, from, to};
 }
 
 /// Elements one after another that become 0.

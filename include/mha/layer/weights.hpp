@@ -104,11 +104,12 @@ template <class T, Backend B, class Policies> class LayerWeights {
     if constexpr (detail::check_quantized<T, detail::WeightScalar<Weights>, B>())
       products_ = Products::template take<true>(backend_, parameters_, parameters_.checked(weights, "quantize"));
   }
-  /// The same of the weights that it has, its own or borrowed.
+  /// The same of the weights that it has, its own or borrowed; of packed ones in 8 bits nothing.
   ///
-  /// Errors    ShapeError if there are none, or only packed ones
+  /// Errors    ShapeError if there are none, or only packed ones of more bits
   void quantize() {
     require_weights("quantize");
+    if (products_.weight_size() == sizeof(scaled_int8)) return;
     detail::require_unpacked(!parameters_.packed_only(), "quantize", "layer", parameter_count());
     quantize(parameters_.views());
   }

@@ -559,6 +559,23 @@ TEST(FeedForwardQuantize, HalvesAreExchanged) {
   expect_halves_exchanged<mha::Reference>();
 }
 
+TEST(FeedForwardQuantize, OfOneThatIsAlreadyIsOfTheOther) {
+  mha::FeedForward<float> both({.d_model = 12, .d_hidden = 20});
+  both.initialize(mha::XavierUniform{.seed = 1});
+  auto one = both, other = both;
+  both.quantize();
+  one.up().quantize();
+  one.quantize();
+  one.quantize();
+  other.down().quantize();
+  other.quantize();
+  Tensor<float, 2> x(3, 12);
+  support::Random("rows of halves").fill(x);
+  EXPECT_EQ(support::differing(one(x), both(x)), 0u);
+  EXPECT_EQ(support::differing(other(x), both(x)), 0u);
+  EXPECT_EQ(other.packed_bytes(), both.packed_bytes());
+}
+
 TEST(FeedForwardQuantize, TakesAByteForANumberAndTheScales) {
   const Weights<float> w("bytes");
   Gated<mha::Cpu> ff(sizes);

@@ -194,8 +194,9 @@ TYPED_TEST(LinearMemory, InEightBitsCannotBeWrittenAndGivesWayToOthers) {
   EXPECT_EQ(linear.parameters().weight.data == nullptr, packs);
   EXPECT_EQ(linear.parameters().gate_bias.data == nullptr, packs);
   if (packs) {
+    constexpr bool in_8_bits = mha::QuantizesWeights<B, float, float>;
     EXPECT_EQ(message_of([&] { linear.quantize(); }),
-              "quantize: " + of + ": pass the weights to quantize(), and not to borrow()");
+              in_8_bits ? "" : "quantize: " + of + ": pass the weights to quantize(), and not to borrow()");
     linear.drop_unpacked();
     EXPECT_EQ(support::differing(linear(x), expected), 0u);
   } else {

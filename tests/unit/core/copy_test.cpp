@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include <mha/core/copy.hpp>
+#include <mha/core/scalar.hpp>
 #include <mha/core/tensor.hpp>
 #include <mha/core/workspace.hpp>
 
@@ -112,6 +113,31 @@ TEST(Copy, InBlocksIsTheCopyOfEachElement) {
           for (mha::Index column = 0; column < items.columns; ++column) items(row, column);
         for (int d = 0; d < D; ++d) EXPECT_EQ(y(A - 1, B - 1, C - 1, d), x(A - 1, B - 1, C - 1, d));
       }
+  }
+}
+
+// Of rows and of columns that lie together, in a wider scalar and in a narrower one.
+TEST(ConvertItems, WriteOrAddTheNumbersOfAnotherScalar) {
+  for (const bool turned : {false, true}) {
+    constexpr int M = 37, N = 21;
+    std::vector<mha::half> from(std::size_t{M} * N), sum(from.size());
+    std::vector<float> to(from.size(), -1.f);
+    for (std::size_t i = 0; i < from.size(); ++i) {
+      from[i] = mha::half(static_cast<float>(i) / 4);
+      sum[i] = mha::half(static_cast<float>(i % 7));
+    }
+    const auto matrix = [&](auto& v) {
+      return turned ? mha::transposed(mha::view(v.data(), N, M)) : mha::view(v.data(), M, N);
+    };
+    const auto wide = mha::detail::convert_items<false>(TensorView<const mha::half, 2>(matrix(from)), matrix(to));
+    mha::detail::run_rows(wide, 0, 5);
+    mha::detail::run_rows(wide, 5, wide.rows);
+    for (std::size_t i = 0; i < from.size(); ++i) ASSERT_EQ(to[i], static_cast<float>(from[i]));
+    const std::vector<mha::half> before = sum;
+    mha::detail::run_serially(mha::detail::convert_items<true>(TensorView<const float, 2>(matrix(to)), matrix(sum)));
+    for (std::size_t i = 0; i < from.size(); ++i)
+      ASSERT_EQ(static_cast<float>(sum[i]),
+                static_cast<float>(mha::half(static_cast<float>(before[i]) + static_cast<float>(from[i]))));
   }
 }
 
