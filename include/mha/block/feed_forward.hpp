@@ -152,9 +152,7 @@ template <class T, class B = Cpu, class F = Gelu, class... Others> class FeedFor
     }
   }
 
-  /// Weights that are rounded to 8 bits, as Linear::quantize() takes them.
-  ///
-  /// Errors    as above
+  /// Weights that are rounded to 8 bits, as Linear::quantize() takes them; the errors are those of borrow().
   void quantize(const BorrowedFeedForward<T>& w) { quantize<T>(w); }
   template <class W> void quantize(const BorrowedFeedForward<W>& w) {
     quantize(FeedForwardViews<const W>{detail::views_of(w.up), detail::views_of(w.down), {}});
