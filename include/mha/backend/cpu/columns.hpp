@@ -45,7 +45,7 @@ template <class W>
 void quantize_panel(const TensorView<const W, 2>& matrix, Index p, Index k, Index n, scaled_int8* to) {
   constexpr Index columns = panel_columns<scaled_int8>, few = 16;
   static_assert(panel_columns<W> == columns && simd::depth_block == weights_per_scale);
-  W rows[few * columns];
+  W rows[std::size_t{few * columns}];
   const auto each = [&](const auto& f) {
     for (Index begin = 0; begin < n; begin += few) {
       const Index count = std::min(few, n - begin);
@@ -54,9 +54,9 @@ void quantize_panel(const TensorView<const W, 2>& matrix, Index p, Index k, Inde
         for (Index j = 0; j < columns; ++j) f(begin + d, j, static_cast<float>(rows[d * columns + j]));
     }
   };
-  std::uint32_t highest[columns] = {};
+  std::uint32_t highest[std::size_t{columns}] = {};
   each([&](Index, Index j, float x) { highest[j] = std::max(highest[j], magnitude_bits(x)); });
-  float scales[columns], factors[columns];
+  float scales[std::size_t{columns}], factors[std::size_t{columns}];
   for (Index j = 0; j < columns; ++j) {
     const EightBits bits(highest[j]);
     scales[j] = bits.scale;

@@ -67,7 +67,7 @@ template <class T> class PackedWeights {
         if constexpr (std::is_same_v<T, U>) {
           std::copy_n(from, count, &to(k, first));
         } else if constexpr (simd::panel_lead<T> != 0) {
-          U row[panel_columns<T>];
+          U row[std::size_t{panel_columns<T>}];
           simd::widen_panel<U, T>(level, from, panel(part, p, k - k % depth_block) - simd::panel_lead<T>, 1, row);
           std::copy_n(row, count, &to(k, first));
         } else {
