@@ -153,8 +153,7 @@ template <class T, class B = Cpu, class F = Gelu, class... Others> class FeedFor
   }
 
   /// Weights that are rounded to 8 bits, as Linear::quantize() takes them; the errors are those of borrow().
-  void quantize(const BorrowedFeedForward<T>& w) { quantize<T>(w); }
-  template <class W> void quantize(const BorrowedFeedForward<W>& w) {
+  template <class W = T> void quantize(const BorrowedFeedForward<W>& w) {
     quantize(FeedForwardViews<const W>{detail::views_of(w.up), detail::views_of(w.down), {}});
   }
   template <class W> void quantize(const FeedForwardViews<const W>& w) {
@@ -170,7 +169,7 @@ template <class T, class B = Cpu, class F = Gelu, class... Others> class FeedFor
     }
   }
   /// Those that it has, of both or, if one refuses, of neither.
-  void quantize() {
+  template <int = 0> void quantize() {
     if (!up_.in_eight_bits()) up_.require_readable("quantize: up()");
     if (!down_.in_eight_bits()) down_.require_readable("quantize: down()");
     if (!up_.in_eight_bits() && !down_.in_eight_bits()) return quantize(parameters());

@@ -54,8 +54,9 @@ template <class T, class B, class F> class LinearMemory {
 
   /// Uses weights where they are, of any strides, e.g. in a mapped checkpoint, which `keep_alive` holds as long as the
   /// Linear lives; without one, their owner must outlive it and keep them (a Linear frees its own in borrow(),
-  /// drop_unpacked() and when it is assigned to), unless it borrows them already. A backend that packs weights
-  /// multiplies by them as they are now, but backward() reads them where they are: borrow again what has changed.
+  /// quantize(), drop_unpacked() and when it is assigned to), unless it borrows them already. A backend that packs
+  /// weights multiplies by them as they are now, but backward() reads them where they are: borrow again what has
+  /// changed.
   ///
   /// Errors    ShapeError if a matrix or vector does not have the configuration's shape; nothing changes then
   void borrow(const BorrowedLinear<T>& w, std::shared_ptr<const void> keep_alive = nullptr) {
@@ -103,8 +104,7 @@ template <class T, class B, class F> class LinearMemory {
   /// Bits      those of the rounded numbers borrowed in T
   /// Memory    on Cpu, under float, 1.02 bytes for a number
   /// Errors    as borrow()
-  void quantize(const BorrowedLinear<T>& w) { quantize(detail::views_of(w)); }
-  template <class W> void quantize(const BorrowedLinear<W>& w) { quantize(detail::views_of(w)); }
+  template <class W = T> void quantize(const BorrowedLinear<W>& w) { quantize(detail::views_of(w)); }
   template <class W> void quantize(const LinearViews<const W>& weights) {
     if constexpr (detail::check_quantized<T, W, B>()) {
       const LinearViews<const W> w = parameters_.checked(weights, "quantize");
@@ -122,7 +122,7 @@ template <class T, class B, class F> class LinearMemory {
   /// The same of the weights that it has, its own or borrowed; of packed ones in 8 bits nothing.
   ///
   /// Errors    ShapeError if there are none, or only packed ones of more bits
-  void quantize() {
+  template <int = 0> void quantize() {
     require_weights("quantize");
     if (in_eight_bits()) return;
     require_readable("quantize");

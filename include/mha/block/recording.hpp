@@ -116,7 +116,7 @@ template <class T, class Tape, class DY, class OfTape> Refused refuse_backward()
 inline void require_recorded(bool recorded, bool same_weights, const char* what) {
   require(recorded, "backward: nothing was recorded on the tape: call it with x and the tape first");
   require(same_weights, "backward: the tape was recorded with other weights: by another ", what,
-          ", or before this one's last update() or borrow()");
+          ", or before this one's weights changed");
 }
 
 /// A gradient of rows has the batch and length of those rows, and a width.

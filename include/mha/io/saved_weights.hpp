@@ -198,16 +198,16 @@ void check_saved_policies(const File& file, const std::string& name, const Part&
 ///           gate_proj, up_proj, down_proj; a norm's weight, bias
 /// Shapes    matrices (out, in), heads one below the other; what the part does not have is left out
 /// Errors    those of add(), after which what was added before stays; ShapeError if there are no weights, or
-///           drop_unpacked() has left the packed ones alone
+///           drop_unpacked() or quantize() has left packed ones alone
 template <class Stored = void, class Part>
 void save_weights(SafetensorsWriter& file, const std::string& name, Part&& part) {
   static_assert(std::is_lvalue_reference_v<Part>,
                 "mha: save_weights() of a temporary, whose weights would be gone before write() reads them: name it "
                 "first (see mha/io/saved_weights.hpp)");
   const std::int64_t found = detail::saved_count(part.parameters());
-  detail::require(found == part.parameter_count(), "save_weights: '", name, "' has ", found, " of its ",
-                  part.parameter_count(),
-                  " weights: call initialize, update or borrow first; drop_unpacked() keeps the packed ones alone");
+  detail::require(
+      found == part.parameter_count(), "save_weights: '", name, "' has ", found, " of its ", part.parameter_count(),
+      " weights: call initialize, update or borrow first; drop_unpacked() and quantize() keep packed ones alone");
   using Owner = std::remove_cvref_t<Part>;
   const auto add = [&](const char* tensor, const auto& v, int rank) {
     if (v.data != nullptr) file.add_joined<Stored>(detail::saved_name(name, tensor), v, rank);

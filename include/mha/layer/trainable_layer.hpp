@@ -318,9 +318,9 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Reco
     detail::require(tape.recorded(),
                     "backward: nothing was recorded on the tape: call project_memory(memory, tape) "
                     "first");
-    detail::require(tape.call_.version == parameters_.version(),
-                    "backward: the tape was recorded with other weights: by another layer, or before this one's last "
-                    "update() or borrow()");
+    detail::require(
+        tape.call_.version == parameters_.version(),
+        "backward: the tape was recorded with other weights: by another layer, or before this one's weights changed");
     require_trainable("backward");
     detail::require_memory_to("the project_memory() on the tape", memory, d_memory, c);
     const auto key = d.key.view(), value = d.value.view();

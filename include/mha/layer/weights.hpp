@@ -98,8 +98,7 @@ template <class T, Backend B, class Policies> class LayerWeights {
   ///
   /// Formula, Bits, Memory    as a Linear's
   /// Errors    as borrow()
-  void quantize(const BorrowedWeights<T>& weights) { quantize<BorrowedWeights<T>>(weights); }
-  template <class Weights>
+  template <class Weights = BorrowedWeights<T>>
   requires(requires { typename detail::WeightScalar<Weights>; }) void quantize(const Weights& weights) {
     if constexpr (detail::check_quantized<T, detail::WeightScalar<Weights>, B>())
       products_ = Products::template take<true>(backend_, parameters_, parameters_.checked(weights, "quantize"));
@@ -107,7 +106,7 @@ template <class T, Backend B, class Policies> class LayerWeights {
   /// The same of the weights that it has, its own or borrowed; of packed ones in 8 bits nothing.
   ///
   /// Errors    ShapeError if there are none, or only packed ones of more bits
-  void quantize() {
+  template <int = 0> void quantize() {
     require_weights("quantize");
     if (products_.weight_size() == sizeof(scaled_int8)) return;
     detail::require_unpacked(!parameters_.packed_only(), "quantize", "layer", parameter_count());
@@ -127,7 +126,8 @@ template <class T, Backend B, class Policies> class LayerWeights {
 
   /// Uses another layer's weights under this layer's own policies: nothing is copied, and what was packed of them is
   /// shared too, unless the backends' types differ. This layer keeps these weights, whatever becomes of the owner:
-  /// after its update(), borrow() or drop_unpacked() it computes with those that it borrowed, until it borrows anew.
+  /// after its update(), borrow(), quantize() or drop_unpacked() it computes with those that it borrowed, until it
+  /// borrows anew.
   /// Only weights that the owner borrowed without a keep_alive must outlive this layer. With equal norm and position
   /// they share KeyValues.
   ///

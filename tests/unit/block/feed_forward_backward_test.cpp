@@ -182,8 +182,8 @@ TEST(FeedForwardBackward, RefusesWhatDoesNotFitAndChangesNothing) {
   static_cast<void>(ff(x, tape));
   const Rows before = ff.backward(dy, tape, g);
   const std::string weights =
-      "backward: the tape was recorded with other weights: by another FeedForward, or before this one's last update() "
-      "or borrow()";
+      "backward: the tape was recorded with other weights: by another FeedForward, or before this one's weights "
+      "changed";
   EXPECT_EQ(message_of([&] { static_cast<void>(other.backward(dy, tape, g)); }), weights);
   EXPECT_EQ(backward(narrow, g), "backward: dy has width 3, expected 4");
   EXPECT_EQ(backward(longer, g), "backward: x has length 5 but dy has length 6");

@@ -310,8 +310,7 @@ TEST(LinearBackward, RefusesWhatDoesNotFitAndChangesNothing) {
   const Rows before = linear.backward(dy, tape, g);
 
   const std::string weights =
-      "backward: the tape was recorded with other weights: by another Linear, or before this one's last update() or "
-      "borrow()";
+      "backward: the tape was recorded with other weights: by another Linear, or before this one's weights changed";
   EXPECT_EQ(message_of([&] { static_cast<void>(other.backward(dy, tape, g)); }), weights);
   EXPECT_EQ(backward(Rows(2, 4, 8), g), "backward: x has length 5 but dy has length 4");
   EXPECT_EQ(backward(Rows(1, 5, 8), g), "backward: x has batch 2 but dy has batch 1");

@@ -30,9 +30,9 @@ TEST(Recording, SaysWhatIsNotThere) {
   };
   EXPECT_EQ(message(true, true), "");
   EXPECT_EQ(message(false, true), "backward: nothing was recorded on the tape: call it with x and the tape first");
-  EXPECT_EQ(message(true, false),
-            "backward: the tape was recorded with other weights: by another norm, or before this one's last update() "
-            "or borrow()");
+  EXPECT_EQ(
+      message(true, false),
+      "backward: the tape was recorded with other weights: by another norm, or before this one's weights changed");
 }
 
 TEST(Recording, AResultHasMemoryOfItsOwn) {

@@ -313,7 +313,7 @@ TEST(SavedWeights, MustBeThere) {
   mha::Linear<float> linear({.inputs = 3, .outputs = 2});
   const auto refused = [&] { return message_of<mha::ShapeError>([&] { save_weights(file, "up", linear); }); };
   const std::string rest =
-      " weights: call initialize, update or borrow first; drop_unpacked() keeps the packed ones alone";
+      " weights: call initialize, update or borrow first; drop_unpacked() and quantize() keep packed ones alone";
   EXPECT_EQ(refused(), "save_weights: 'up' has 0 of its 8" + rest);
   randomize(linear);
   EXPECT_EQ(refused(), "");

@@ -514,9 +514,9 @@ TEST(RecordedMemory, RefusesWhatDoesNotFitAndChangesNothing) {
             "backward: d_memory overlaps the KeyValueGradients' value");
   EXPECT_EQ(refusal(d), "");
   layer.update([](auto& p) { p.flat()[0] += 1; });
-  EXPECT_EQ(refusal(d),
-            "backward: the tape was recorded with other weights: by another layer, or before this one's last update() "
-            "or borrow()");
+  EXPECT_EQ(
+      refusal(d),
+      "backward: the tape was recorded with other weights: by another layer, or before this one's weights changed");
 }
 
 }  // namespace
