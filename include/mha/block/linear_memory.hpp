@@ -9,7 +9,6 @@
 
 #include "../backend/backend.hpp"
 #include "../core/check.hpp"
-#include "../core/scalar.hpp"
 #include "../core/tensor.hpp"
 #include "../policy/activation.hpp"
 #include "linear_product.hpp"
@@ -152,7 +151,7 @@ template <class T, class B, class F> class LinearMemory {
     require_weights(call);
     detail::require_packed_weights(products_.packed(), PacksWeights<B, T>, call, B::name, "Linear", parameter_count());
   }
-  bool in_eight_bits() const { return products_.weight_size() == sizeof(scaled_int8); }
+  bool in_eight_bits() const { return products_.in_eight_bits(); }
   /// Whether parameters() shows all weights.
   void require_readable(const char* call) const {
     require_weights(call);

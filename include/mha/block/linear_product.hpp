@@ -61,6 +61,7 @@ template <class T, class B, class F> class LinearProduct {
   /// The scalar that the matrices are read in.
   const char* weight_scalar() const { return packed_.scalar(); }
   std::size_t weight_size() const { return packed_.scalar_size(); }
+  bool in_eight_bits() const { return packed_.in_eight_bits(); }
 
   /// Whether readable() has the matrices of which only the packed ones are left.
   bool unpacks() const { return !computes_on_host<B> || packed_.unpacks(); }

@@ -166,6 +166,7 @@ template <class T, class B, class F = Identity> class PackedMatrices {
   /// What a product reads, packed or not.
   const char* scalar() const { return narrow_ != nullptr ? narrow_->scalar_name : scalar_name<T>(); }
   std::size_t scalar_size() const { return narrow_ != nullptr ? narrow_->scalar_size : sizeof(T); }
+  bool in_eight_bits() const { return scalar_size() == sizeof(scaled_int8); }
   std::size_t bytes() const {
     if (narrow_ != nullptr) return narrow_->bytes();
     if constexpr (PacksWeights<B, T>)

@@ -24,10 +24,11 @@ using Revision = FilesOfOneRevision<
     MHA_VERSION, sizeof(Workspace), sizeof(ThreadPool), sizeof(TensorView<float, 4>), sizeof(Config), sizeof(CallShape),
     sizeof(KvSizes), sizeof(CallOptions<float>), sizeof(ContiguousKv<float>), sizeof(Projected<float>),
     sizeof(ParameterViews<float>), sizeof(cpu::AnyCall<float, float>), sizeof(cpu::AnyBackwardCall<float>),
-    sizeof(cpu::AnyColumns<float>), sizeof(GemmCall<float>), sizeof(cpu::PackedWeights<float>), sizeof(NormCall<float>),
-    sizeof(NormBackwardCall<float>), sizeof(EpilogueBackwardCall<float, Identity>), sizeof(simd::AnyEpilogue<float>),
-    sizeof(simd::AnyDerivative<float>), sizeof(simd::TileKernels<float>), sizeof(simd::FewRowsKernels<float, float>),
-    sizeof(LayerProducts<float, Cpu>), sizeof(DenseBackward<float, Cpu>)>;
+    sizeof(cpu::AnyColumns<float>), sizeof(simd::PanelArgs<float, float>), sizeof(GemmCall<float>),
+    sizeof(cpu::PackedWeights<float>), sizeof(NormCall<float>), sizeof(NormBackwardCall<float>),
+    sizeof(EpilogueBackwardCall<float, Identity>), sizeof(simd::AnyEpilogue<float>), sizeof(simd::AnyDerivative<float>),
+    sizeof(simd::TileKernels<float>), sizeof(simd::FewRowsKernels<float, float>), sizeof(LayerProducts<float, Cpu>),
+    sizeof(DenseBackward<float, Cpu>)>;
 #if MHA_KERNELS_ELSEWHERE
 // Of each file: the linker would keep one of an inline variable, and ask for its function alone.
 #if __has_attribute(retain)

@@ -99,6 +99,7 @@ template <class T, class B> class LayerProducts {
   /// The scalar that the matrices are read in.
   const char* weight_scalar() const { return packed_.scalar(); }
   std::size_t weight_size() const { return packed_.scalar_size(); }
+  bool in_eight_bits() const { return packed_.in_eight_bits(); }
 
   /// The norms' weights and the gates where the backend reads them.
   LayerVectors<T> vectors(const ParameterViews<const T>& w) const {

@@ -108,7 +108,7 @@ template <class T, Backend B, class Policies> class LayerWeights {
   /// Errors    ShapeError if there are none, or only packed ones of more bits
   template <int = 0> void quantize() {
     require_weights("quantize");
-    if (products_.weight_size() == sizeof(scaled_int8)) return;
+    if (products_.in_eight_bits()) return;
     detail::require_unpacked(!parameters_.packed_only(), "quantize", "layer", parameter_count());
     quantize(parameters_.views());
   }
