@@ -22,7 +22,6 @@
 #include "message_of.hpp"
 #include "plain_backend.hpp"
 #include "random.hpp"
-#include "replaced_new.hpp"
 
 namespace {
 
