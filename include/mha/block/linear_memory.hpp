@@ -101,7 +101,7 @@ template <class T, class B, class F> class LinearMemory {
   /// Formula   a column's numbers in each block of weights_per_scale rows have the integers and the scale of
   ///           quantize_row(); biases are not rounded
   /// Bits      those of the rounded numbers borrowed in T
-  /// Memory    on Cpu, under float, 1.02 bytes for a number
+  /// Memory    on Cpu, under float, a byte for a number and 4 for a scale, columns filled up to a multiple of 48
   /// Errors    as borrow()
   template <class W = T> void quantize(const BorrowedLinear<W>& w) { quantize(detail::views_of(w)); }
   template <class W> void quantize(const LinearViews<const W>& weights) {
