@@ -107,7 +107,11 @@ namespace detail::simd {
 struct Baseline {
   static constexpr IsaLevel level = IsaLevel::baseline;
   static constexpr int register_bytes = 16;
+#if defined(__aarch64__)
+  static constexpr int registers = 32;
+#else
   static constexpr int registers = 16;
+#endif
   /// Whether few machines run it, so that it has one shape of each kernel: every x86-64 processor since 2015 has AVX2.
 #if defined(__x86_64__)
   static constexpr bool minimal = true;
