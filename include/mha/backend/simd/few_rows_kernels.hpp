@@ -60,7 +60,7 @@ template <class A, class T, int Rows> struct FewScoresBody {
     constexpr int W = Vector<A, Isa>::width;
     // Of keys: chains enough to hide the latency of a multiply-add. Whole words in two registers would read more rows
     // at once than the first cache has ways for.
-    constexpr int registers = (Rows <= (per_word > 1 ? 4 : 2) ? 2 : 1) * (short_ones<Isa> && Rows <= 2 ? 2 : 1);
+    constexpr int registers = (Rows <= (per_word > 1 ? 4 : 2) ? 2 : 1) * (short_registers<Isa> && Rows <= 2 ? 2 : 1);
     Ahead ahead(next);
     const std::ptrdiff_t stride = keys.data->stride;
     const T* waiting[std::size_t{registers}] = {};  // the keys of each register, which may be of several runs
@@ -88,8 +88,6 @@ template <class A, class T, int Rows> struct FewScoresBody {
  private:
   static constexpr int per_word = in_word<A, T>;
   static constexpr bool scales = std::is_same_v<T, scaled_int8>;
-  /// Whether registers are many and short: twice as many hold as many keys as at other levels.
-  template <class Isa> static constexpr bool short_ones = Isa::registers == 32 && Isa::register_bytes == 16;
 
   /// Registers of keys, the first of each at `from`.
   template <class Isa, int Registers>

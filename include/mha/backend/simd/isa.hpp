@@ -149,6 +149,9 @@ struct Avx512 {
 };
 #endif
 
+/// Whether registers are many and short, as NEON's: more of them hold as much.
+template <class Isa> inline constexpr bool short_registers = Isa::registers == 32 && Isa::register_bytes == 16;
+
 /// f(tag) for the level in use.
 template <class F> auto with_isa(IsaLevel level, F&& f) {
 #if defined(__x86_64__) && MHA_ISA_MAX > 1

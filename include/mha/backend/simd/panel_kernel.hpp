@@ -78,12 +78,9 @@ MHA_ALWAYS_INLINE void load_columns(vector_t<A, Isa>& v, const S* from, const S*
 }
 
 /// Registers of columns that are computed at a time, then what is left of a panel. 32 of 64 bytes have room for a whole
-/// panel; else they are lines of 64 bytes, so that what a block of the depth has of them stays in the first cache, or
-/// half ones.
-template <class Isa>
-inline constexpr int panel_registers = Isa::registers < 32         ? 2
-                                       : Isa::register_bytes == 64 ? 3
-                                                                   : 64 / Isa::register_bytes;
+/// panel; short ones are a line of 64 bytes, so that what a block of the depth has of them stays in the first cache,
+/// as do the lines or half lines of 16 registers.
+template <class Isa> inline constexpr int panel_registers = Isa::registers < 32 ? 2 : short_registers<Isa> ? 4 : 3;
 
 /// Rows that are computed at a time, at most.
 template <class Isa>
@@ -91,9 +88,9 @@ inline constexpr int panel_rows = Isa::registers == 32 ? 24 / panel_registers<Is
                                   : Isa::minimal       ? 4
                                                        : 6;
 
-/// Registers that are written together: short ones in no smaller tiles, which takes less code.
+/// Registers that are written together: of short ones a whole line, which takes less code.
 template <class Isa>
-inline constexpr int panel_grain_registers = Isa::minimal || panel_registers<Isa> > 3 ? panel_registers<Isa> : 1;
+inline constexpr int panel_grain_registers = Isa::minimal || short_registers<Isa> ? panel_registers<Isa> : 1;
 
 /// The least number of a panel's columns that are written together at a level.
 template <class A> Index panel_grain(IsaLevel level) {
@@ -150,8 +147,8 @@ template <class A, class S> struct PanelBody {
   /// is read once.
   template <class Isa> MHA_ALWAYS_INLINE static void one_row(PanelArgs<A, S> p) {
     constexpr int W = Vector<A, Isa>::width;
-    constexpr int whole = panel_columns<A> / W, most = Isa::registers < 32 || whole < 12 ? 12 : 24;
-    constexpr int panels = std::min(row_panels, std::max(most / whole, 2)), vectors = std::min(whole, most / panels);
+    constexpr int whole = panel_columns<A> / W, panels = Isa::registers == 32 && !short_registers<Isa> ? row_panels : 2;
+    constexpr int vectors = std::min(whole, (short_registers<Isa> ? 24 : 12) / panels);
     static_assert(row_panels % panels == 0 && whole % vectors == 0);
     for (int i = 0; i < row_panels; i += panels) {
       PanelArgs<A, S> part = p;

@@ -80,7 +80,7 @@ template <class T, class V> MHA_ALWAYS_INLINE void store_by_neon(T* to, const V&
     asm("xtn %0.4h, %1.4s" : "=w"(words) : "w"(v));
   else
     asm("fcvtn %0.4h, %1.4s" : "=w"(words) : "w"(v));
-  __builtin_memcpy(to, &words, sizeof(words));
+  __builtin_memcpy(static_cast<void*>(to), &words, sizeof(words));
 }
 #endif
 
