@@ -40,6 +40,9 @@ TEST(RingKv, HoldsTheFirstAndTheLatestPositions) {
       const support::RingCopy<float> ring(all.k.view(), all.v.view(), {length, 40}, rows, first);
       const RingKv<float> kv = ring.source();
       EXPECT_EQ(kv.keys(0), length);
+      Index oldest = first;
+      while (oldest < length && !ring.holds(0, oldest)) ++oldest;
+      EXPECT_EQ(kv.oldest(0), oldest) << first << " of " << length;
       for (Index b = 0; b < 2; ++b)
         for (Index p = 0; p < kv.keys(b); ++p) {
           Index expected = p;

@@ -37,6 +37,8 @@ TEST(ExplainLayer, PutsPoliciesInWords) {
             "Causal and every second key and (functor or Prefix)");
   EXPECT_EQ(InWords<mha::Not<Either>>::text(), "not (functor or Prefix)");
   EXPECT_EQ((InWords<mha::Not<mha::And<mha::Causal, mha::Not<mha::Dense>>>>::text()), "not (Causal and not Dense)");
+  EXPECT_EQ((InWords<mha::And<mha::Not<mha::And<mha::Causal, Named>>, mha::Prefix>>::text()),
+            "not (Causal and every second key) and Prefix");
   EXPECT_EQ((InWords<mha::Chain<mha::SoftCap, mha::Chain<mha::Alibi, mha::AdditiveBias<float>>>>::text()),
             "SoftCap, then Alibi, then AdditiveBias");
   EXPECT_EQ(InWords<decltype(mha::mask([](int, int, int, int) { return true; }))>::text(), "functor");
