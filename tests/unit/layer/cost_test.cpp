@@ -107,6 +107,7 @@ TEST(Cost, FollowsTheGeneralFormulas) {
   EXPECT_EQ((mha::cost<mha::GroupedQuery<2>, mha::half>(c, B, Lq, Lk).total_bytes()), cost.total_bytes() / 2);
   const Cost causal = mha::cost(c, B, Lk, Lk, mha::Causal{});
   EXPECT_EQ(causal.visible_pairs, B * Lk * (Lk + 1) / 2);
+  EXPECT_EQ(mha::cost(c, B, 0, Lk, mha::Causal{}).visible_pairs, 0);
   EXPECT_EQ(causal.attention_flop(), 2 * causal.visible_pairs * 6 * (5 + 3));
 }
 
@@ -133,6 +134,9 @@ TEST(BackwardCost, FollowsTheGeneralFormulas) {
   const mha::BackwardCost half = mha::backward_cost<mha::GroupedQuery<2>, mha::half>(c, B, Lq, Lk);
   EXPECT_EQ(half.scratch_bytes, 2 * heads + 4 * (of_q + of_k + of_v));
   EXPECT_EQ(mha::backward_cost(c, B, Lk, Lk, mha::Causal{}).visible_pairs, B * Lk * (Lk + 1) / 2);
+  const Config own{.d_model = 20, .num_heads = 5};  // key/value heads of their own
+  EXPECT_EQ(mha::backward_cost(own, B, Lq, Lk).total_flop(),
+            (mha::backward_cost<mha::MultiHead>(own, B, Lq, Lk).total_flop()));
 }
 
 TEST(BackwardCost, OnADeviceHasRowsAndGradientsThatProductsRead) {
