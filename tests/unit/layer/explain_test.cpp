@@ -158,6 +158,12 @@ TEST(ExplainLayer, NamesTheKernelOfADecodeStep) {
     EXPECT_EQ(lines_with(text, few), 1) << text;
     EXPECT_GT(text.find(few), text.find("\nkernel:      of 1 row: ")) << text;
   }
+  {
+    const Index rows[] = {100, 2};
+    const auto step = cache.step(cache.ids(), rows);
+    const std::string text = layer.explain(step[0]);
+    EXPECT_EQ(lines_with(text, "kernel:      of 2 rows: "), 1) << text;
+  }
   const std::string prompt = dropping.explain(1, 100, 100);
   EXPECT_EQ(lines_with(prompt, " of few rows"), 0) << prompt;
   EXPECT_EQ(lines_with(prompt, seed), 0) << "one kernel: " << prompt;
