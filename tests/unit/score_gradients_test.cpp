@@ -965,6 +965,7 @@ TEST(SharedNumbers, OfAPolicyThatWasMovedAreNone) {
   mha::AlibiSlopes slopes({1.f, 2.f});
   const mha::AlibiSlopes moved = std::move(slopes);
   EXPECT_EQ(slopes.numbers().size(), 0u);
+  EXPECT_EQ(std::as_const(slopes).numbers().size(), 0u);
   EXPECT_EQ(moved.numbers().size(), 2u);
 }
 

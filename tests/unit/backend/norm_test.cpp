@@ -80,6 +80,15 @@ TEST(NormRows, EqualNumbersGiveTheBias) {
   for (Index j = 0; j < 7; ++j) EXPECT_EQ(c.y(0, 1, j), c.bias(j));
 }
 
+// Rounded sums may have the variance of a row of equal numbers below 0.
+TEST(NormRows, AVarianceIsNotNegative) {
+  const auto inverse = [](double eps) {
+    return mha::detail::moments_of_sums<double>(4, true, eps, 1., 2., 1 - 0x1p-50).inverse;
+  };
+  EXPECT_EQ(inverse(0.25), 2);
+  EXPECT_EQ(inverse(0), 0);
+}
+
 TEST(NormRows, ARowFarFromZeroKeepsItsDigits) {
   Case c(1, 1, 50, "far from zero");
   Tensor<double, 3> near(1, 1, 50);

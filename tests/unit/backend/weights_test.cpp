@@ -8,11 +8,13 @@
 
 #include <mha/backend/reference/reference.hpp>
 #include <mha/backend/weights.hpp>
+#include <mha/cache/ring_kv.hpp>
 #include <mha/policy/score/alibi.hpp>
 #include <mha/policy/score/softcap.hpp>
 
 #include "compare.hpp"
 #include "eight_bits.hpp"
+#include "kv_copies.hpp"
 #include "random.hpp"
 
 namespace {
@@ -115,6 +117,19 @@ TEST(SoftmaxItems, LeaveEmptyRowsAndWhatLiesBeyondASequenceZero) {
   EXPECT_LE(error(call_of(n, mha::Full{}, mha::NoScore{}, shape, offsets.data())), 1e-15);
   const Numbers<double> late(1, 9, 4, random);  // the first 5 queries come before every key
   EXPECT_LE(error(call_of(late, mha::Causal{}, mha::NoScore{}, {1, 4, 9, 4, -5})), 1e-15);
+}
+
+TEST(SoftmaxItems, LeavePositionsThatTheSourceHasDroppedZero) {
+  support::Random random("softmax items, ring");
+  const Numbers<double> n(2, 9, 23, random);
+  const support::RingCopy<double> ring(n.k.view(), n.k.view(), {23, 6}, 9, 2);
+  const mha::AttendCall<double, mha::RingKv<double>, mha::Full, mha::NoScore> call{
+      n.q.view(), ring.source(), {}, {}, {}, {}, {2, 4, 9, 23, 14}, 2, 6, 6, 0.5};
+  EXPECT_LE(error(call), 1e-15);
+  Tensor<double, 4> to(2, 4, 9, 23);
+  mha::detail::run_softmax(call, to.view(), mha::detail::SerialItems{});
+  for (Index b = 0; b < 2; ++b)
+    for (Index k = 0; k < 23; ++k) EXPECT_EQ(to(b, 3, 8, k) != 0, ring.holds(b, k)) << b << ' ' << k;
 }
 
 TEST(SoftmaxItems, KeepNanThatIsSeenAndNoOther) {

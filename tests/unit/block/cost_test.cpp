@@ -67,6 +67,34 @@ TEST(BackwardStageCost, IsThatOfBothProductsAndWhatTheTapeKeeps) {
   EXPECT_EQ(plain.explain_backward(7),
             "backward:    5.6 kFLOP, 2800 bytes\ntape:        0 bytes\n"
             "workspace:   0 bytes\n");
+  // 2 · 2 · 7 rows · 2 products · 10 · 30; the matrices, x, y, dy and dx of both, the gradients, and 7 · 30 sums of
+  // Gelu
+  EXPECT_EQ(ff.explain_backward(7), "backward:    16.8 kFLOP, " + std::to_string(4 * (600 + 7 * 120 + 640 + 210)) +
+                                        " bytes\ntape:        1680 bytes\nworkspace:   1680 bytes\n");
+}
+
+/// The matrices of weights that are only packed are unpacked to the workspace for dx.
+template <class F> void expect_unpacked(int matrices) {
+  mha::Linear<float, mha::Cpu, F> linear({.inputs = 40, .outputs = 70, .bias = false});
+  linear.initialize(mha::XavierUniform{.seed = 1});
+  const mha::BackwardStageCost before = linear.backward_cost(7);
+  linear.drop_unpacked();
+  const mha::BackwardStageCost packed = linear.backward_cost(7);
+  EXPECT_EQ(packed.scratch_bytes - before.scratch_bytes, 4. * matrices * 40 * 70);
+  EXPECT_EQ(packed.bytes, before.bytes);
+  EXPECT_EQ(packed.tape_bytes, before.tape_bytes);
+  const mha::Tensor<float, 3> x(1, 7, 40), dy(1, 7, 70);
+  auto tape = linear.tape();
+  static_cast<void>(linear(x, tape));
+  mha::Workspace workspace;
+  static_cast<void>(linear.backward(dy, tape, workspace));
+  EXPECT_GE(double(workspace.bytes()), packed.scratch_bytes);
+}
+
+TEST(BackwardStageCost, CountsMatricesThatAreUnpacked) {
+  expect_unpacked<mha::Identity>(1);
+  expect_unpacked<mha::Gelu>(1);
+  expect_unpacked<mha::SwiGlu>(2);
 }
 
 }  // namespace

@@ -241,11 +241,17 @@ TEST(LinearBackward, AddsToTheGradientsAndTakesATapeTwice) {
   EXPECT_FALSE(tape.recorded());  // NOLINT(bugprone-use-after-move)
   EXPECT_EQ(support::differing(linear.backward(dy, moved, twice), dx), 0u);
   for (std::size_t i = 0; i < once.flat().size(); ++i) EXPECT_EQ(2 * once.flat()[i], twice.flat()[i]);
+  auto assigned = linear.tape();
+  assigned = std::move(moved);
+  EXPECT_FALSE(moved.recorded());  // NOLINT(bugprone-use-after-move)
+  twice.clear();
+  EXPECT_EQ(support::differing(linear.backward(dy, assigned, twice), dx), 0u);
+  EXPECT_TRUE(std::equal(once.flat().begin(), once.flat().end(), twice.flat().begin()));
   twice.clear();
   for (const double g : twice.flat()) EXPECT_EQ(g, 0);
   // A copy of the Linear has the same weights.
   const auto copy = linear;
-  EXPECT_EQ(support::differing(copy.backward(dy, moved, twice), dx), 0u);
+  EXPECT_EQ(support::differing(copy.backward(dy, assigned, twice), dx), 0u);
 }
 
 TEST(LinearBackward, WhatStandsInARowWithoutAGradientReachesNobody) {

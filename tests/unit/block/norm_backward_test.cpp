@@ -240,8 +240,14 @@ TEST(NormBackward, AddsToTheGradientsAndTakesATapeTwice) {
   EXPECT_FALSE(tape.recorded());  // NOLINT(bugprone-use-after-move)
   EXPECT_EQ(support::differing(norm.backward(dy, moved, twice), dx), 0u);
   for (std::size_t i = 0; i < once.flat().size(); ++i) EXPECT_EQ(2 * once.flat()[i], twice.flat()[i]);
+  auto assigned = norm.tape();
+  assigned = std::move(moved);
+  EXPECT_FALSE(moved.recorded());  // NOLINT(bugprone-use-after-move)
+  twice.clear();
+  EXPECT_EQ(support::differing(norm.backward(dy, assigned, twice), dx), 0u);
+  EXPECT_TRUE(std::equal(once.flat().begin(), once.flat().end(), twice.flat().begin()));
   const auto copy = norm;
-  EXPECT_EQ(support::differing(copy.backward(dy, moved, twice), dx), 0u);
+  EXPECT_EQ(support::differing(copy.backward(dy, assigned, twice), dx), 0u);
 }
 
 TEST(NormBackward, DxOverlapsNoParameterOfAnyKind) {

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <string>
@@ -58,6 +59,20 @@ template <class T, class B> void expect_calls(double bound) {
   auto in_place = x;
   ff(in_place, mha::residual(in_place), mha::into(in_place), seed);
   expect_dropped<T>(in_place, plain_ff(x), &x, bound);
+  // A residual that lies in the memory of other rows of the result is read before they are written.
+  auto shifted = random_rows<T>("shifted", 1, 151, 37);
+  const auto before = shifted;
+  const auto first = mha::view(shifted.data(), 3, 50, 37), second = mha::view(shifted.data() + 37, 3, 50, 37);
+  for (const bool down : {true, false}) {
+    std::copy_n(before.data(), before.size(), shifted.data());
+    const Index from = down ? 0 : 1;
+    mha::Tensor<T, 3> given(3, 50, 37);
+    std::copy_n(before.data() + 37 * from, given.size(), given.data());
+    linear(x, mha::residual(down ? first : second), mha::into(down ? second : first), seed);
+    mha::Tensor<T, 3> result(3, 50, 37);
+    std::copy_n(shifted.data() + 37 * (1 - from), result.size(), result.data());
+    expect_dropped<T>(result, plain(x), &given, bound);
+  }
   // Without a seed, and with a p of 0, no bit changes.
   EXPECT_EQ(support::differing(linear(x, mha::residual(r)), plain(x, mha::residual(r))), 0u);
   EXPECT_EQ(support::differing(ff(x), plain_ff(x)), 0u);

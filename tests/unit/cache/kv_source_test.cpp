@@ -6,8 +6,11 @@
 #include <gtest/gtest.h>
 
 #include <mha/cache/kv_source.hpp>
+#include <mha/core/check.hpp>
 #include <mha/core/scalar.hpp>
 #include <mha/core/tensor.hpp>
+
+#include "message_of.hpp"
 
 namespace {
 
@@ -95,6 +98,29 @@ TEST(ContiguousKv, CutsPackedRowsByOffsets) {
         EXPECT_EQ(run.value[Dv - 1], value_of(b, begin, g, Dv - 1));
       }
   EXPECT_EQ(kv.run(2, 0, 1, 4).count, 3);
+  EXPECT_EQ(support::message_of<mha::ShapeError>([&] { kv.check("call"); }), "");
+}
+
+TEST(ContiguousKv, RefusesOffsetsThatDoNotCutItsRows) {
+  const mha::Tensor<float, 4> one(1, 7, G, D), two(2, 7, G, D);
+  const auto refusal = [](const mha::Tensor<float, 4>& rows, const std::vector<Index>& offsets) {
+    return support::message_of<mha::ShapeError>([&] {
+      ContiguousKv<float>{rows.view(), rows.view(), offsets}.check("call");
+    });
+  };
+  EXPECT_EQ(refusal(one, {0, 3, 7}), "");
+  EXPECT_EQ(refusal(two, {0, 3, 7}), "call: ContiguousKv has offsets and batch 2, expected 1");
+  EXPECT_NE(refusal(one, {0, 3, 8}), "");
+  EXPECT_NE(refusal(one, {0, 5, 3, 7}), "");
+  EXPECT_NE(refusal(one, {1, 7}), "");
+  const std::vector<Index> offsets{0, 3, 7}, fits{3, 2}, beyond{4, 2};
+  const auto of = [&](const std::vector<Index>& lengths) {
+    return support::message_of<mha::ShapeError>([&] {
+      ContiguousKv<float>{one.view(), one.view(), offsets, lengths}.check("call");
+    });
+  };
+  EXPECT_EQ(of(fits), "");
+  EXPECT_EQ(of(beyond), "call: sequence 0 of ContiguousKv has length 4, expected 0 to 3");
 }
 
 /// Rows in pages of two that need not follow each other: what a cache will be.

@@ -4,9 +4,15 @@
 
 #include <gtest/gtest.h>
 
+#include <mha/attention.hpp>
+#include <mha/backend/cpu/cpu.hpp>
+#include <mha/backend/reference/reference.hpp>
 #include <mha/cache/ring_kv.hpp>
+#include <mha/policy/mask/positional.hpp>
 
+#include "compare.hpp"
 #include "kv_copies.hpp"
+#include "random.hpp"
 #include "scratch.hpp"
 
 namespace {
@@ -40,6 +46,9 @@ TEST(RingKv, HoldsTheFirstAndTheLatestPositions) {
       const support::RingCopy<float> ring(all.k.view(), all.v.view(), {length, 40}, rows, first);
       const RingKv<float> kv = ring.source();
       EXPECT_EQ(kv.keys(0), length);
+      Index oldest = first;
+      while (oldest < length && !ring.holds(0, oldest)) ++oldest;
+      EXPECT_EQ(kv.oldest(0), oldest) << first << " of " << length;
       for (Index b = 0; b < 2; ++b)
         for (Index p = 0; p < kv.keys(b); ++p) {
           Index expected = p;
@@ -60,6 +69,31 @@ TEST(RingKv, HoldsTheFirstAndTheLatestPositions) {
           }
         }
     }
+}
+
+// The weights of a call over a ring are those over all positions, where a mask hides the dropped ones.
+template <class B> void expect_weights() {
+  SCOPED_TRACE(B::name);
+  constexpr Index batch = 2, length = 23, rows = 9, first = 2;
+  support::Random random("weights over a ring");
+  Tensor<float, 4> q(batch, 3, 4, 5), k(batch, length, 2, 5), v(batch, length, 2, 3);
+  random.fill(q);
+  random.fill(k);
+  random.fill(v);
+  const support::RingCopy<float> ring(k.view(), v.view(), {length, 6}, rows, first);
+  const auto seen = [&](Index b, Index, Index, Index p) { return ring.holds(b, p); };
+  const Tensor<float, 4> w = mha::attention_weights<B>(q, ring.source(), mha::Causal{}),
+                         all = mha::attention_weights<B>(q,
+                                                         mha::ContiguousKv<float>{k.view(), v.view(), {}, ring.lengths},
+                                                         mha::mask(seen), mha::Causal{});
+  ASSERT_EQ(w.extent(3), length);
+  EXPECT_EQ(support::differing(w, all), 0u);
+  for (Index p = 0; p < length; ++p) EXPECT_EQ(w(0, 0, 2, p) != 0, ring.holds(0, p)) << p;
+}
+
+TEST(RingKv, WeightsOfDroppedPositionsAreZero) {
+  expect_weights<mha::Cpu>();
+  expect_weights<mha::Reference>();
 }
 
 TEST(RingKv, HasRoomForItsRows) {

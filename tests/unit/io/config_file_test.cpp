@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <filesystem>
 #include <string>
 #include <string_view>
 
@@ -92,6 +93,11 @@ TEST(ConfigFile, WhatIsNoObjectIsRefused) {
   EXPECT_EQ(nested(1000000), "c: it is nested more than 64 levels deep");
   EXPECT_EQ(mha_test::message_of<mha::SafetensorsError>([] { ConfigFile("/no/such/config.json"); }),
             "cannot open '/no/such/config.json': No such file or directory");
+  const mha_test::Scratch scratch;
+  const auto large = scratch.write("config.json", "{}");
+  std::filesystem::resize_file(large, 100'000'001);
+  EXPECT_EQ(mha_test::message_of<mha::SafetensorsError>([&] { ConfigFile{large}; }),
+            large.string() + ": the file has 100000001 bytes, the limit is 100000000");
 }
 
 }  // namespace

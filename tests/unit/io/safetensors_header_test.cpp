@@ -170,6 +170,10 @@ TEST(SafetensorsHeader, MissingOrMistypedMembersAreRefused) {
 TEST(SafetensorsHeader, ImpossibleShapesAreRefused) {
   EXPECT_EQ(fault(with("F32", "[-1]", "[0,4]", 4)),
             "m: tensor 'a' has the value -1 in its shape, expected an integer from 0 to 2^64 - 1");
+  EXPECT_EQ(fault(with("F32", "[null]", "[0,4]", 4)),
+            "m: tensor 'a' has the value of type null in its shape, expected an integer from 0 to 2^64 - 1");
+  EXPECT_EQ(fault(with("F32", "[1]", "[0,true]", 4)),
+            "m: tensor 'a' has the value of type boolean in its data_offsets, expected an integer from 0 to 2^64 - 1");
   EXPECT_EQ(fault(with("F32", "[1.5]", "[0,4]", 4)),
             "m: tensor 'a' has the value 1.5 in its shape, expected an integer from 0 to 2^64 - 1");
   EXPECT_EQ(fault(with("F32", "[[[1]]]", "[0,4]", 4)),

@@ -36,6 +36,8 @@ TEST(SafetensorsIndex, WhatIsNoIndexIsSaidInOneSentence) {
   EXPECT_EQ(refusal(""), "i: the index is not valid JSON at its byte 1");
   EXPECT_EQ(refusal(R"({"weight_map":{"a":"b"})"), "i: the index is not valid JSON at its byte 24");
   EXPECT_EQ(refusal(std::string_view("{}\0{", 4)), "i: the index is not valid JSON at its byte 3");
+  EXPECT_EQ(refusal(R"({"weight_map":{}})" + std::string(100'000'000, ' ')),
+            "i: the index has 100000017 bytes, the limit is 100000000");
 }
 
 TEST(SafetensorsIndex, ATensorIsNamedOnceAndItsShardIsAFileBesideTheIndex) {

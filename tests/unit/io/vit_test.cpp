@@ -118,6 +118,10 @@ TEST(Vit, WhatDoesNotFitIsOneSentence) {
             }),
             "");
   EXPECT_EQ(fault([](Folder& f) {
+              f.config["id2label"] = {"a", "b", "c"};
+            }),
+            "DIR/config.json: 'id2label' is [\"a\",\"b\",\"c\"], expected an object");
+  EXPECT_EQ(fault([](Folder& f) {
               f.config["id2label"] = nullptr;
               f.config["num_labels"] = 4;
             }),

@@ -107,6 +107,7 @@ TEST(Cost, FollowsTheGeneralFormulas) {
   EXPECT_EQ((mha::cost<mha::GroupedQuery<2>, mha::half>(c, B, Lq, Lk).total_bytes()), cost.total_bytes() / 2);
   const Cost causal = mha::cost(c, B, Lk, Lk, mha::Causal{});
   EXPECT_EQ(causal.visible_pairs, B * Lk * (Lk + 1) / 2);
+  EXPECT_EQ(mha::cost(c, B, 0, Lk, mha::Causal{}).visible_pairs, 0);
   EXPECT_EQ(causal.attention_flop(), 2 * causal.visible_pairs * 6 * (5 + 3));
 }
 
@@ -128,9 +129,14 @@ TEST(BackwardCost, FollowsTheGeneralFormulas) {
   EXPECT_EQ(cost.projection.bytes, 4 * (2 * (q + k + v) + 2 * (rows_q * 20 + rows_k * 14) + of_q + of_k + of_v));
   EXPECT_EQ(cost.score.bytes, 4 * (2 * of_q + 2 * of_k + 2 * rows_q * 6));
   EXPECT_EQ(cost.value.bytes, 4 * (2 * of_v + 2 * heads));
+  EXPECT_EQ(cost.total_bytes(), 4 * (2 * (q + k + v + o) + 3 * rows_q * 20 + 2 * rows_k * 14 +
+                                     3 * (of_q + of_k + of_v) + 4 * heads + 2 * rows_q * 6));
   const mha::BackwardCost half = mha::backward_cost<mha::GroupedQuery<2>, mha::half>(c, B, Lq, Lk);
   EXPECT_EQ(half.scratch_bytes, 2 * heads + 4 * (of_q + of_k + of_v));
   EXPECT_EQ(mha::backward_cost(c, B, Lk, Lk, mha::Causal{}).visible_pairs, B * Lk * (Lk + 1) / 2);
+  const Config own{.d_model = 20, .num_heads = 5};  // key/value heads of their own
+  EXPECT_EQ(mha::backward_cost(own, B, Lq, Lk).total_flop(),
+            (mha::backward_cost<mha::MultiHead>(own, B, Lq, Lk).total_flop()));
 }
 
 TEST(BackwardCost, OnADeviceHasRowsAndGradientsThatProductsRead) {

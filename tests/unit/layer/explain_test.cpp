@@ -37,6 +37,8 @@ TEST(ExplainLayer, PutsPoliciesInWords) {
             "Causal and every second key and (functor or Prefix)");
   EXPECT_EQ(InWords<mha::Not<Either>>::text(), "not (functor or Prefix)");
   EXPECT_EQ((InWords<mha::Not<mha::And<mha::Causal, mha::Not<mha::Dense>>>>::text()), "not (Causal and not Dense)");
+  EXPECT_EQ((InWords<mha::And<mha::Not<mha::And<mha::Causal, Named>>, mha::Prefix>>::text()),
+            "not (Causal and every second key) and Prefix");
   EXPECT_EQ((InWords<mha::Chain<mha::SoftCap, mha::Chain<mha::Alibi, mha::AdditiveBias<float>>>>::text()),
             "SoftCap, then Alibi, then AdditiveBias");
   EXPECT_EQ(InWords<decltype(mha::mask([](int, int, int, int) { return true; }))>::text(), "functor");
@@ -155,6 +157,12 @@ TEST(ExplainLayer, NamesTheKernelOfADecodeStep) {
     EXPECT_EQ(lines_with(text, "bfloat16 widened block by block"), 1) << text;
     EXPECT_EQ(lines_with(text, few), 1) << text;
     EXPECT_GT(text.find(few), text.find("\nkernel:      of 1 row: ")) << text;
+  }
+  {
+    const Index rows[] = {100, 2};
+    const auto step = cache.step(cache.ids(), rows);
+    const std::string text = layer.explain(step[0]);
+    EXPECT_EQ(lines_with(text, "kernel:      of 2 rows: "), 1) << text;
   }
   const std::string prompt = dropping.explain(1, 100, 100);
   EXPECT_EQ(lines_with(prompt, " of few rows"), 0) << prompt;

@@ -89,6 +89,34 @@ TEST(BroadcastToCall, SaysHowAnAxisOfSequencesIsGiven) {
   EXPECT_EQ(message(mha::view(memory.data(), 4, 4, 2), call), "Table: the table has 4 heads but the call has 3");
 }
 
+TEST(MovedTable, HasItsElementsWhateverTheStrides) {
+  const auto memory = counted(120);
+  auto table = as_pair_table(mha::view(memory.data(), 2, 3, 4, 5));
+  for (int turned = 0; turned < 16; ++turned) {
+    auto v = table;
+    for (int a = 0; a < 4; ++a)
+      if ((turned >> a & 1) != 0) {
+        v.data += (v.extent[a] - 1) * v.stride[a];
+        v.stride[a] = -v.stride[a];
+      }
+    std::vector<int> copy;
+    mha::Memory where = mha::Memory::host;
+    const auto moved = mha::detail::moved_table(v, where, [&](const mha::BorrowedTable<int>& all) {
+      EXPECT_EQ(all.data, memory.data());
+      EXPECT_EQ(all.size, 120);
+      copy.assign(all.data, all.data + all.size);
+      return mha::BorrowedTable<int>{copy.data(), all.size, mha::Memory::device};
+    });
+    EXPECT_EQ(where, mha::Memory::device);
+    for (int b = 0; b < 2; ++b)
+      for (int h = 0; h < 3; ++h)
+        for (int q = 0; q < 4; ++q)
+          for (int k = 0; k < 5; ++k) ASSERT_EQ(moved(b, h, q, k), v(b, h, q, k)) << turned;
+    EXPECT_GE(&moved(0, 0, 0, 0), copy.data());
+    EXPECT_LT(&moved(0, 0, 0, 0), copy.data() + 120);
+  }
+}
+
 TEST(BroadcastToCall, WantsMemory) {
   const mha::TensorView<const float, 4> none{nullptr, {1, 1, 4, 5}, {20, 20, 5, 1}};
   EXPECT_EQ(mha_test::message_of<mha::ShapeError>([&] { broadcast_to_call(none, call, "Table"); }),

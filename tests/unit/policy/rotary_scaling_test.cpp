@@ -130,6 +130,18 @@ TEST(YarnScaling, TheSlowestPairMayLieBehindTheLast) {
   }
 }
 
+// Where no pair turns within the original length the interval that the share grows over is the first pair alone: as
+// transformers has it, that one keeps its frequency and all others are stretched.
+TEST(YarnScaling, AnIntervalOfOnePairKeepsIt) {
+  constexpr int D = 8;
+  const YarnScaling scaling{.factor = 4.0, .original_length = 6.0};
+  // One turn: 8 ln(6 / 2π) / (2 ln 10000) = -0.02, up to 0; 32 turns: far below.
+  const auto f = frequencies(10000, D, scaling);
+  EXPECT_DOUBLE_EQ(f[0], 1);
+  for (int i = 1; i < D / 2; ++i)
+    EXPECT_NEAR(f[static_cast<std::size_t>(i)] / (plain_frequency(10000, i, D) / 4), 1, 1e-12) << i;
+}
+
 // Of a head that turns in part the frequencies are those of a head of so many coordinates.
 TEST(YarnScaling, CountsTheCoordinatesThatTurn) {
   constexpr int D = 24, r = 16;

@@ -31,9 +31,8 @@ template <class A, class S> struct RowArgs {
 /// Numerics  the chains of PanelBody, and so its bits
 template <class A, class S> struct RowBody {
   template <class Isa> MHA_ALWAYS_INLINE static void run(RowArgs<A, S> p) {
-    for (Index k = 0; k == 0 || k < p.depth; k += depth_block) {
+    for (Index k = 0; k < p.depth; k += depth_block) {
       const Index end = std::min(k + depth_block, p.depth);
-      if (k == end) clear<Isa>(p);
       for (Index first = k; first < end;) {
         const bool begins = first == k;
         if (end - first >= together) {
@@ -94,11 +93,6 @@ template <class A, class S> struct RowBody {
       }
       store(p.out + j, sum);
     }
-  }
-
-  template <class Isa> MHA_ALWAYS_INLINE static void clear(const RowArgs<A, S>& p) {
-    const vector_t<A, Isa> zero{};
-    for (Index j = 0; j < p.columns; j += Vector<A, Isa>::width) store(p.block + j, zero);
   }
 };
 

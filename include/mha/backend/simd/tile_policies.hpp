@@ -150,7 +150,6 @@ template <class A> class PolicyKernel {
     });
   }
 
-  bool exists() const { return run_ != nullptr; }
   Index width() const { return width_; }
 
   /// Queries that fill registers of lanes.

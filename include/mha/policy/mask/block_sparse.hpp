@@ -66,7 +66,7 @@ struct BlockSparseView {
         all = all && bit(h, i, j);
         if (any && !all) return TileVisibility::partial;
       }
-    return all ? TileVisibility::full : any ? TileVisibility::partial : TileVisibility::none;
+    return all ? TileVisibility::full : TileVisibility::none;
   }
   void check(Index heads) const {
     detail::require(block.value > 0, "BlockSparse: block is ", block.value, ", it must be at least 1");

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <limits>
 #include <string>
 #include <type_traits>
@@ -401,6 +402,40 @@ TEST_F(CpuBackward, WritesWhatIsWantedAnyStridesAndAdds) {
   mha::attention_backward_into({{}, {}, wide}, c.d_out, c.q, c.k, c.v, out, tape, Bent{});
   for (Index k = 0; k < 60; ++k)
     for (Index d = 0; d < 20; ++d) EXPECT_EQ(dv(1, k, 1, d), (3 + wide(1, k, 1, d)) + wide(1, k, 1, d));
+}
+
+/// The same numbers, each head's rows along the axis that is contiguous.
+template <class T> struct Turned {
+  std::vector<T> memory;
+  mha::TensorView<const T, 4> view;
+
+  explicit Turned(const mha::Tensor<T, 4>& x) : memory(x.size()) {
+    const Index b = x.extent(0), n = x.extent(1), h = x.extent(2), d = x.extent(3);
+    const mha::TensorView<T, 4> to{
+        memory.data(), {b, n, h, d}, {std::ptrdiff_t{h} * d * n, 1, std::ptrdiff_t{d} * n, n}};
+    for (Index i = 0; i < b; ++i)
+      for (Index l = 0; l < n; ++l)
+        for (Index g = 0; g < h; ++g)
+          for (Index e = 0; e < d; ++e) to(i, l, g, e) = x(i, l, g, e);
+    view = to;
+  }
+};
+template <class T> void expect_reads_any_strides() {
+  const BackwardCase<T> c("strides", BackwardSizes{2, 50, 60, 4, 2, 11, 21});
+  mha::AttentionTape<T> tape;
+  const auto out = mha::attention(c.q, c.k, c.v, Bent{}, mha::record(tape));
+  const auto expected = mha::attention_backward(c.d_out, c.q, c.k, c.v, out, tape, Bent{});
+  const Turned<T> q(c.q), k(c.k), v(c.v), d_out(c.d_out), result(out);
+  const auto g = mha::attention_backward(d_out.view, q.view, k.view, v.view, result.view, tape, Bent{});
+  EXPECT_EQ(support::differing(g.query, expected.query), 0u);
+  EXPECT_EQ(support::differing(g.key, expected.key), 0u);
+  EXPECT_EQ(support::differing(g.value, expected.value), 0u);
+}
+
+TEST_F(CpuBackward, ReadsAnyStrides) {
+  expect_reads_any_strides<float>();
+  expect_reads_any_strides<double>();
+  expect_reads_any_strides<mha::bfloat16>();
 }
 
 TEST_F(CpuBackward, RaggedSequencesAreSequencesApart) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <limits>
 #include <string>
 #include <type_traits>
@@ -13,6 +14,7 @@
 #include <mha/backend/reference/reference.hpp>
 #include <mha/layer/multi_head_attention.hpp>
 #include <mha/policy/score/alibi.hpp>
+#include <mha/policy/score/alibi_slopes.hpp>
 #include <mha/policy/score/softcap.hpp>
 
 #include "backward_case.hpp"
@@ -260,6 +262,33 @@ TEST(EigenBackwardLayer, HasTheGradientsOfTheReference) {
   double most = 0;
   for (std::size_t i = 0; i < found.size(); ++i) most = std::max(most, std::abs(found[i] - expected[i]));
   EXPECT_LT(most, 1e-11);
+}
+
+TEST(EigenBackward, TrainsTheNumbersOfScores) {
+  const BackwardCase<double> c("numbers of scores", BackwardSizes{2, 310, 133, 4, 2, 5, 6});
+  const mha::AlibiSlopes slopes({0.5f, 0.25f, -0.125f, 0.f});
+  const auto expect = [&](const auto&... extra) {
+    const auto numbers = [&]<class B>(const B&) {
+      mha::AttentionTape<double, B> tape;
+      const mha::SoftCap cap{0.7f};
+      const auto out = mha::attention<B>(c.q, c.k, c.v, cap, extra..., mha::record(tape));
+      mha::SoftCap of_cap{7};
+      mha::attention_backward_into({{}, {}, {}}, c.d_out, c.q, c.k, c.v, out, tape, cap, extra...,
+                                   mha::ScoreGradient(of_cap));
+      const auto of_slopes = c.gradients<B>(slopes, extra...).score;
+      std::vector<double> all(of_slopes.per_head().begin(), of_slopes.per_head().end());
+      all.push_back(double(of_cap.cap));
+      return all;
+    };
+    const std::vector<double> found = numbers(mha::EigenCpu{}), expected = numbers(mha::Reference{});
+    ASSERT_EQ(found.size(), 5u);
+    for (std::size_t i = 0; i < found.size(); ++i) {
+      EXPECT_NE(expected[i], 0) << i;
+      EXPECT_NEAR(found[i], expected[i], 1e-6 * (1 + std::abs(expected[i]))) << i;
+    }
+  };
+  expect();
+  expect(mha::Causal{});
 }
 
 }  // namespace

@@ -52,7 +52,7 @@ TYPED_TEST(RowKernel, GivesTheBitsOfPanels) {
           const A* const before = with_bias ? bias.data() : nullptr;
           simd::row_kernel<A, T>(isa.level)(
               {row.data(), matrix.data(), stride, depth, columns, before, block.data(), out.data()});
-          for (Index k = 0; k == 0 || k < depth; k += simd::depth_block)
+          for (Index k = 0; k < depth; k += simd::depth_block)
             simd::panel_kernel<A, T>(isa.level)({row.data() + k, 0, packed.data() + k * panel, packed.data(),
                                                  k == 0 ? before : expected.data(), 0, expected.data(), panel, 1,
                                                  std::min(simd::depth_block, depth - k), columns});

@@ -105,6 +105,7 @@ TEST(RelativeBias, AddsTheTablesNumberForHeadAndBucket) {
   const RelativeBuckets buckets{.count = 8, .max_distance = 20};
   const auto table = random_table(8, heads);
   const RelativeBias score(table, buckets);
+  EXPECT_EQ(score.heads(), heads);
   for (int h = 0; h < heads; ++h)
     for (int q = 0; q < 30; ++q)
       for (int k = 0; k < 30; ++k)
