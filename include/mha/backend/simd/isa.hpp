@@ -20,7 +20,8 @@
 namespace mha::inline MHA_NAMESPACE {
 
 /// An instruction-set level of the CPU kernels. The best one of the machine is chosen at run time, so a program
-/// compiled without flags uses it. MHA_ISA=baseline|avx2|avx512 in the environment, or force_isa(), lowers it.
+/// compiled without flags uses it. MHA_ISA=baseline|avx2|avx512 in the environment, or force_isa(), lowers it. On other
+/// processors than x86-64 there is the baseline alone, which is NEON on aarch64.
 enum class IsaLevel : int { baseline = 0, avx2 = 1, avx512 = 2 };
 
 constexpr const char* to_string(IsaLevel level) {
