@@ -140,6 +140,13 @@
 #define MHA_WIDE_ASM 0
 #endif
 
+/// Whether the instructions of aarch64 are named where compilers make several of a vector expression.
+#if defined(__aarch64__) && defined(__ARM_NEON) && defined(__GNUC__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+#define MHA_NEON_ASM 1
+#else
+#define MHA_NEON_ASM 0
+#endif
+
 /// Beside a target with 512-bit registers: for a processor that clang's -march= takes to be faster with 256 bits, it
 /// would cut each of them in two, and the sums of a tile would no longer fit.
 #if defined(__clang__)

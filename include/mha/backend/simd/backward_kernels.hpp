@@ -317,7 +317,7 @@ template <class A> struct BackwardKernels : PairKernels<A> {
 template <class A> BackwardKernels<A> backward_kernels(IsaLevel level, Index queries) {
   return with_isa(level, [&](auto isa) {
     using Isa = decltype(isa);
-    constexpr int rows = Isa::level == IsaLevel::baseline ? 4 : 6, columns = Isa::registers == 32 ? 4 : 2;
+    constexpr int rows = Isa::minimal ? 4 : 6, columns = Isa::registers == 32 ? 4 : 2;
     constexpr int wide = Isa::registers == 32 ? 8 : 4;
     constexpr Index width = Vector<A, Isa>::width;
     BackwardKernels<A> k{
@@ -331,8 +331,7 @@ template <class A> BackwardKernels<A> backward_kernels(IsaLevel level, Index que
       for (int i = 0; i < 3; ++i) k.scores[i] = tile_kernels<A>(level, (i + 1) * width).scores;
       k.query_gradient[0] = &Isa::template run<QueryGradientBody<A, 8, 1>>;
       k.query_gradient[1] = &Isa::template run<QueryGradientBody<A, wide, 2>>;
-      if constexpr (Isa::level != IsaLevel::baseline)
-        k.query_gradient[2] = &Isa::template run<QueryGradientBody<A, wide, 3>>;
+      k.query_gradient[2] = &Isa::template run<QueryGradientBody<A, wide, 3>>;
     }
     return k;
   });

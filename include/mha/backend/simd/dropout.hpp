@@ -47,6 +47,12 @@ template <class Isa, class I> MHA_ALWAYS_INLINE void multiply_words(I& product, 
     asm("vpmuludq %2, %1, %0" : "=v"(product) : "v"(a), "v"(b));
     return;
   }
+#elif MHA_NEON_ASM
+  double low, other;
+  asm("xtn %0.2s, %1.2d" : "=w"(low) : "w"(a));
+  asm("xtn %0.2s, %1.2d" : "=w"(other) : "w"(b));
+  asm("umull %0.2d, %1.2s, %2.2s" : "=w"(product) : "w"(low), "w"(other));
+  return;
 #endif
   product = (a & 0xffffffffu) * b;
 }

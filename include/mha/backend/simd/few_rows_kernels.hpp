@@ -41,8 +41,13 @@ template <int Count, class V, class I> MHA_ALWAYS_INLINE void element_of_words(V
     else
       second_of_pairs(x, words);
   } else {
+#if MHA_NEON_ASM
+    const std::uint32_t place = static_cast<std::uint32_t>(i) << 24;
+    number_of_bytes(x, words, I{0x00ffffffu, 0x04ffffffu, 0x08ffffffu, 0x0cffffffu} + place);
+#else
     typedef std::int32_t Signed __attribute__((vector_size(sizeof(I))));
     x = __builtin_convertvector(Signed(words << (24 - 8 * i)) >> 24, V);
+#endif
   }
 }
 
@@ -55,24 +60,23 @@ template <class A, class T, int Rows> struct FewScoresBody {
     constexpr int W = Vector<A, Isa>::width;
     // Of keys: chains enough to hide the latency of a multiply-add. Whole words in two registers would read more rows
     // at once than the first cache has ways for.
-    constexpr int registers = Rows <= (per_word > 1 ? 4 : 2) ? 2 : 1;
+    constexpr int registers = (Rows <= (per_word > 1 ? 4 : 2) ? 2 : 1) * (short_registers<Isa> && Rows <= 2 ? 2 : 1);
     Ahead ahead(next);
     const std::ptrdiff_t stride = keys.data->stride;
-    const T* waiting = nullptr;  // for the keys of a second register, which may be of the next run
+    const T* waiting[std::size_t{registers}] = {};  // the keys of each register, which may be of several runs
+    int known = 0;
     for (Index r = 0; r < keys.count; ++r) {
       const T* now = keys.data[r].data;
       for (Index k = keys.data[r].count; k >= W; k -= W, now += W * stride) {
-        if (registers == 2 && waiting == nullptr) {
-          waiting = now;
-          continue;
-        }
-        some<Isa, registers>(registers == 2 ? waiting : now, now, stride, q, dim, s, s_stride, ahead);
+        waiting[known++] = now;
+        if (known < registers) continue;
+        some<Isa, registers>(waiting, stride, q, dim, s, s_stride, ahead);
         s += registers * W;
-        waiting = nullptr;
+        known = 0;
       }
     }
-    if constexpr (registers == 2)
-      if (waiting != nullptr) some<Isa, 1>(waiting, waiting, stride, q, dim, s, s_stride, ahead);
+    if constexpr (registers > 1)
+      for (int g = 0; g < known; ++g, s += W) some<Isa, 1>(waiting + g, stride, q, dim, s, s_stride, ahead);
   }
 
   /// Elements of a key that are loaded together.
@@ -85,33 +89,32 @@ template <class A, class T, int Rows> struct FewScoresBody {
   static constexpr int per_word = in_word<A, T>;
   static constexpr bool scales = std::is_same_v<T, scaled_int8>;
 
-  /// Registers of keys.
+  /// Registers of keys, the first of each at `from`.
   template <class Isa, int Registers>
-  MHA_ALWAYS_INLINE static void some(const T* first, const T* second, std::ptrdiff_t stride, const A* q, Index dim,
-                                     A* s, std::ptrdiff_t s_stride, Ahead& ahead) {
-    static_assert(Registers <= 2);
+  MHA_ALWAYS_INLINE static void some(const T* const* from, std::ptrdiff_t stride, const A* q, Index dim, A* s,
+                                     std::ptrdiff_t s_stride, Ahead& ahead) {
     using V = vector_t<A, Isa>;
     constexpr int W = Vector<A, Isa>::width, columns = columns_of<Isa>();
     V sum[std::size_t{Rows}][std::size_t{Registers}];
     MHA_UNROLL_8
     for (int r = 0; r < Rows; ++r) {
-      MHA_UNROLL_2
+      MHA_UNROLL_4
       for (int g = 0; g < Registers; ++g) sum[r][g] = V{};
     }
     [[maybe_unused]] V scale[std::size_t{Registers}];
     if constexpr (scales) {
-      MHA_UNROLL_2
-      for (int g = 0; g < Registers; ++g) load_scales(scale[g], g == 0 ? first : second, stride);
+      MHA_UNROLL_4
+      for (int g = 0; g < Registers; ++g) load_scales(scale[g], from[g], stride);
     }
     for (Index d = 0; d < dim; d += columns) {
       Loaded<Isa> key[std::size_t{Registers}];
-      MHA_UNROLL_2
-      for (int g = 0; g < Registers; ++g) load_keys<Isa>(key[g], (g == 0 ? first : second) + d, stride);
+      MHA_UNROLL_4
+      for (int g = 0; g < Registers; ++g) load_keys<Isa>(key[g], from[g] + d, stride);
       MHA_UNROLL_32
       for (int c = 0; c < columns; ++c) {
         ahead.template ask<Registers * W * columns* static_cast<int>(sizeof(T)), columns>(c);
         V x[std::size_t{Registers}];
-        MHA_UNROLL_2
+        MHA_UNROLL_4
         for (int g = 0; g < Registers; ++g) {
           column<Isa>(x[g], key[g], c);
           if constexpr (scales) x[g] = x[g] * scale[g];
@@ -119,14 +122,14 @@ template <class A, class T, int Rows> struct FewScoresBody {
         MHA_UNROLL_8
         for (int r = 0; r < Rows; ++r) {
           multiply_add_all<Registers * Rows == 1, 2>(sum[r], q[r * std::ptrdiff_t{dim} + d + c], x);
-          MHA_UNROLL_2
+          MHA_UNROLL_4
           for (int g = 0; g < Registers; ++g) compute_here(sum[r][g]);
         }
       }
     }
     MHA_UNROLL_8
     for (int r = 0; r < Rows; ++r) {
-      MHA_UNROLL_2
+      MHA_UNROLL_4
       for (int g = 0; g < Registers; ++g) store(s + r * s_stride + g * W, sum[r][g]);
     }
   }

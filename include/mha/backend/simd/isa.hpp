@@ -20,7 +20,8 @@
 namespace mha::inline MHA_NAMESPACE {
 
 /// An instruction-set level of the CPU kernels. The best one of the machine is chosen at run time, so a program
-/// compiled without flags uses it. MHA_ISA=baseline|avx2|avx512 in the environment, or force_isa(), lowers it.
+/// compiled without flags uses it. MHA_ISA=baseline|avx2|avx512 in the environment, or force_isa(), lowers it. On other
+/// processors than x86-64 there is the baseline alone, which is NEON on aarch64.
 enum class IsaLevel : int { baseline = 0, avx2 = 1, avx512 = 2 };
 
 constexpr const char* to_string(IsaLevel level) {
@@ -107,7 +108,11 @@ namespace detail::simd {
 struct Baseline {
   static constexpr IsaLevel level = IsaLevel::baseline;
   static constexpr int register_bytes = 16;
+#if defined(__aarch64__)
+  static constexpr int registers = 32;
+#else
   static constexpr int registers = 16;
+#endif
   /// Whether few machines run it, so that it has one shape of each kernel: every x86-64 processor since 2015 has AVX2.
 #if defined(__x86_64__)
   static constexpr bool minimal = true;
@@ -144,6 +149,9 @@ struct Avx512 {
   }
 };
 #endif
+
+/// Whether registers are many and short, as NEON's: more of them hold as much.
+template <class Isa> inline constexpr bool short_registers = Isa::registers == 32 && Isa::register_bytes == 16;
 
 /// f(tag) for the level in use.
 template <class F> auto with_isa(IsaLevel level, F&& f) {

@@ -77,18 +77,26 @@ MHA_ALWAYS_INLINE void load_columns(vector_t<A, Isa>& v, const S* from, const S*
   }
 }
 
-/// Registers of columns that are computed at a time, then what is left of a panel. With 32 registers they are a whole
-/// panel; with fewer, lines of 64 bytes, so that what a block of the depth has of them stays in the first cache.
-template <class Isa> inline constexpr int panel_registers = Isa::registers == 32 ? 3 : 2;
+/// Registers of columns that are computed at a time, then what is left of a panel. 32 of 64 bytes have room for a whole
+/// panel; short ones are a line of 64 bytes, so that what a block of the depth has of them stays in the first cache,
+/// as do the lines or half lines of 16 registers.
+template <class Isa> inline constexpr int panel_registers = Isa::registers < 32 ? 2 : short_registers<Isa> ? 4 : 3;
 
 /// Rows that are computed at a time, at most.
-template <class Isa> inline constexpr int panel_rows = Isa::registers == 32 ? 8 : Isa::minimal ? 4 : 6;
+template <class Isa>
+inline constexpr int panel_rows = Isa::registers == 32 ? 24 / panel_registers<Isa>
+                                  : Isa::minimal       ? 4
+                                                       : 6;
+
+/// Registers that are written together: of short ones a whole line, which takes less code.
+template <class Isa>
+inline constexpr int panel_grain_registers = Isa::minimal || short_registers<Isa> ? panel_registers<Isa> : 1;
 
 /// The least number of a panel's columns that are written together at a level.
 template <class A> Index panel_grain(IsaLevel level) {
   return with_isa(level, [](auto isa) {
     using Isa = decltype(isa);
-    return Index{(Isa::minimal ? panel_registers<Isa> : 1) * Vector<A, Isa>::width};
+    return Index{panel_grain_registers<Isa> * Vector<A, Isa>::width};
   });
 }
 
@@ -104,7 +112,7 @@ template <class A, class S> struct PanelBody {
   template <class Isa> MHA_ALWAYS_INLINE static void run(PanelArgs<A, S> p) {
     constexpr int W = Vector<A, Isa>::width;
     constexpr int wide = panel_registers<Isa>;
-    constexpr Index grain = Isa::minimal ? wide : 1;
+    constexpr Index grain = panel_grain_registers<Isa>;
     Index registers = (p.columns + grain * W - 1) / (grain * W) * grain;
     if (p.before == nullptr) {
       p.before = nothing.data;
@@ -118,7 +126,7 @@ template <class A, class S> struct PanelBody {
       p.skip(wide * W);
       p.next = static_cast<const char*>(p.next) + p.next_row * p.depth;
     }
-    if constexpr (!Isa::minimal) {
+    if constexpr (grain == 1) {
       if constexpr (wide == 3)
         if (registers == 2) all_rows<Isa, 2>(p);
       if (registers == 1) all_rows<Isa, 1>(p);
@@ -139,8 +147,8 @@ template <class A, class S> struct PanelBody {
   /// is read once.
   template <class Isa> MHA_ALWAYS_INLINE static void one_row(PanelArgs<A, S> p) {
     constexpr int W = Vector<A, Isa>::width;
-    constexpr int whole = panel_columns<A> / W, panels = Isa::registers == 32 ? row_panels : 2;
-    constexpr int vectors = std::min(whole, 12 / panels);
+    constexpr int whole = panel_columns<A> / W, panels = Isa::registers == 32 && !short_registers<Isa> ? row_panels : 2;
+    constexpr int vectors = std::min(whole, (short_registers<Isa> ? 24 : 12) / panels);
     static_assert(row_panels % panels == 0 && whole % vectors == 0);
     for (int i = 0; i < row_panels; i += panels) {
       PanelArgs<A, S> part = p;
@@ -161,7 +169,7 @@ template <class A, class S> struct PanelBody {
     V sum[std::size_t{Panels}][std::size_t{Vectors}];
     MHA_UNROLL_4
     for (int i = 0; i < Panels; ++i) {
-      MHA_UNROLL_8
+      MHA_UNROLL_16
       for (int j = 0; j < Vectors; ++j) sum[i][j] = V{};
     }
     for (; panel != end; panel += panel_columns<A>, ++row) {
@@ -169,7 +177,7 @@ template <class A, class S> struct PanelBody {
       broadcast(x, *row);
       MHA_UNROLL_4
       for (int i = 0; i < Panels; ++i) {
-        MHA_UNROLL_8
+        MHA_UNROLL_16
         for (int j = 0; j < Vectors; ++j) {
           V column;
           load_columns<A, Isa>(column, panel + i * apart, p.lead, i * apart, j * W);
@@ -179,7 +187,7 @@ template <class A, class S> struct PanelBody {
     }
     MHA_UNROLL_4
     for (int i = 0; i < Panels; ++i) {
-      MHA_UNROLL_8
+      MHA_UNROLL_16
       for (int j = 0; j < Vectors; ++j) {
         const std::ptrdiff_t at = i * std::ptrdiff_t{panel_columns<A>} + j * W;
         V x;
@@ -266,8 +274,8 @@ template <class A, class S> struct PanelBody {
       MHA_UNROLL_8
       for (int j = 0; j < Vectors; ++j) sum[i][j] = V{};
     }
-    constexpr bool whole =
-        std::is_same_v<A, S> && !Isa::minimal && RowCount == panel_rows<Isa> && Vectors == panel_registers<Isa>;
+    constexpr bool whole = std::is_same_v<A, S> && Isa::register_bytes > 16 && RowCount == panel_rows<Isa> &&
+                           Vectors == panel_registers<Isa>;
     if constexpr (whole) {
       // Four steps for each prefetch, where that is enough: at 512 bits 36 instructions for 24 multiply-adds and
       // not 47. It matters most where something else takes a part of what the core can issue.

@@ -321,7 +321,7 @@ template <class T, class Isa, int Rows, int Vectors> constexpr TileKernels<T> ma
 }
 
 /// Registers that the queries of the widest tile are in.
-template <class Isa> inline constexpr int widest_registers = Isa::level == IsaLevel::baseline ? 2 : 3;
+template <class Isa> inline constexpr int widest_registers = Isa::minimal ? 2 : 3;
 
 /// Queries of the widest tile.
 template <class T> Index widest_tile(IsaLevel level) {

@@ -64,10 +64,10 @@ template <class V> MHA_ALWAYS_INLINE void compute_here([[maybe_unused]] V& x) {
 /// copying may cost something.
 template <class F> using LocalCopy = std::conditional_t<std::is_trivially_copyable_v<F>, const F, const F&>;
 
-#if MHA_WIDE_ASM
+#if MHA_WIDE_ASM || MHA_NEON_ASM
 /// Whether sums of V are named instructions: fused whatever the compiler is told of optimization and contraction, so
 /// that those that take a factor from memory have the bits of the others.
-template <class V> inline constexpr bool fused_by_name = sizeof(V) > 16;
+template <class V> inline constexpr bool fused_by_name = sizeof(V) > 16 || MHA_NEON_ASM;
 #endif
 
 /// sum ← a · b + sum, rounded once wherever the instruction set can. A chain alone between two branches is named,
@@ -79,6 +79,14 @@ template <bool Alone, class V> MHA_ALWAYS_INLINE void multiply_add(V& sum, const
       asm("vfmadd231ps %2, %1, %0" : "+v"(sum) : "v"(a), "vm"(b));
     else
       asm("vfmadd231pd %2, %1, %0" : "+v"(sum) : "v"(a), "vm"(b));
+    return;
+  }
+#elif MHA_NEON_ASM
+  if constexpr (fused_by_name<V>) {
+    if constexpr (sizeof(sum[0]) == 4)
+      asm("fmla %0.4s, %1.4s, %2.4s" : "+w"(sum) : "w"(a), "w"(b));
+    else
+      asm("fmla %0.2d, %1.2d, %2.2d" : "+w"(sum) : "w"(a), "w"(b));
     return;
   }
 #endif
@@ -98,6 +106,19 @@ MHA_ALWAYS_INLINE void multiply_add_all(V (&sum)[N], const T& x, const V (&v)[N]
         asm("vfmadd231ps %2%{1to16%}, %1, %0" : "+v"(sum[j]) : "v"(v[j]), "m"(x));
       else
         asm("vfmadd231pd %2%{1to8%}, %1, %0" : "+v"(sum[j]) : "v"(v[j]), "m"(x));
+    }
+    return;
+  }
+#elif MHA_NEON_ASM
+  // From a lane of a register: loading x into every lane may take the time of a multiply-add besides.
+  if constexpr (fused_by_name<V>) {
+    const T factor = x;
+    MHA_UNROLL_8
+    for (std::size_t j = 0; j < N; ++j) {
+      if constexpr (sizeof(T) == 4)
+        asm("fmla %0.4s, %1.4s, %2.s[0]" : "+w"(sum[j]) : "w"(v[j]), "w"(factor));
+      else
+        asm("fmla %0.2d, %1.2d, %2.d[0]" : "+w"(sum[j]) : "w"(v[j]), "w"(factor));
     }
     return;
   }

@@ -44,7 +44,45 @@ template <int W, class I> MHA_ALWAYS_INLINE void load_sign_extended(I& w, const 
 
 /// Whether half is converted by an instruction: as its conversion to float and back does it, but a signalling NaN
 /// becomes a quiet one.
-template <class Isa> inline constexpr bool has_half = (MHA_WIDE_ASM || MHA_HALF_VECTORS) && Isa::register_bytes > 16;
+template <class Isa>
+inline constexpr bool has_half = MHA_NEON_ASM || ((MHA_WIDE_ASM || MHA_HALF_VECTORS) && Isa::register_bytes > 16);
+
+#if MHA_NEON_ASM
+// For g++, which widens and narrows by NEON one element after another, and half by arithmetic.
+
+/// x = the byte at a place of each word, as a number: word l is 0xffffff + (place << 24), and `bytes` a register.
+template <class V, class R, class I> MHA_ALWAYS_INLINE void number_of_bytes(V& x, const R& bytes, const I& places) {
+  asm("tbl %0.16b, {%1.16b}, %2.16b\n\tscvtf %0.4s, %0.4s, #24" : "=w"(x) : "w"(bytes), "w"(places));
+}
+template <class T>
+inline constexpr bool widens_by_neon =
+    std::is_same_v<T, bfloat16> || std::is_same_v<T, half> || std::is_same_v<T, scaled_int8>;
+/// Four numbers.
+template <class V, class T> MHA_ALWAYS_INLINE void load_by_neon(V& v, const T* from) {
+  if constexpr (std::is_same_v<T, scaled_int8>) {
+    typedef std::uint32_t Places __attribute__((vector_size(16)));
+    float bytes;
+    __builtin_memcpy(&bytes, from, sizeof(bytes));
+    number_of_bytes(v, bytes, Places{0x00ffffffu, 0x01ffffffu, 0x02ffffffu, 0x03ffffffu});
+  } else {
+    double words;
+    __builtin_memcpy(&words, from, sizeof(words));
+    if constexpr (std::is_same_v<T, bfloat16>)
+      asm("shll %0.4s, %1.4h, #16" : "=w"(v) : "w"(words));
+    else
+      asm("fcvtl %0.4s, %1.4h" : "=w"(v) : "w"(words));
+  }
+}
+/// Four numbers of 16 bits: floats, or words whose low halves bfloat16 are.
+template <class T, class V> MHA_ALWAYS_INLINE void store_by_neon(T* to, const V& v) {
+  double words;
+  if constexpr (std::is_same_v<T, bfloat16>)
+    asm("xtn %0.4h, %1.4s" : "=w"(words) : "w"(v));
+  else
+    asm("fcvtn %0.4h, %1.4s" : "=w"(words) : "w"(v));
+  __builtin_memcpy(static_cast<void*>(to), &words, sizeof(words));
+}
+#endif
 
 /// One register of A from storage T: float and double as they are, bfloat16 and half exactly what their conversion to
 /// float gives, NaN payloads included; of scaled_int8 the integers.
@@ -52,6 +90,10 @@ template <class A, class Isa, class T> MHA_ALWAYS_INLINE void load_widened(vecto
   constexpr int W = Vector<A, Isa>::width;
   if constexpr (std::is_same_v<A, T>) {
     load(v, from);
+#if MHA_NEON_ASM
+  } else if constexpr (std::is_same_v<A, float> && widens_by_neon<T>) {
+    load_by_neon(v, from);
+#endif
   } else if constexpr (std::is_same_v<T, scaled_int8>) {
     typedef std::int32_t Signed __attribute__((vector_size(sizeof(vector_t<A, Isa>))));
     typename Vector<A, Isa>::int_type w;
@@ -109,7 +151,15 @@ template <class A, class Isa, class T> MHA_ALWAYS_INLINE void store_narrowed(T* 
     store(to, v);
   } else {
     constexpr int W = Vector<A, Isa>::width;
-#if MHA_WIDE_ASM
+#if MHA_NEON_ASM
+    if constexpr (std::is_same_v<A, float> && std::is_same_v<T, half>) {
+      return store_by_neon(to, v);
+    } else if constexpr (std::is_same_v<A, float> && std::is_same_v<T, bfloat16>) {
+      typename Vector<float, Isa>::int_type rounded;
+      round_to_bfloat16<Isa>(rounded, v);
+      return store_by_neon(to, rounded);
+    }
+#elif MHA_WIDE_ASM
     if constexpr (std::is_same_v<A, float> && std::is_same_v<T, half> && has_half<Isa>) {
       typedef std::uint16_t Stored __attribute__((vector_size(W * 2), aligned(2), may_alias));
       asm("vcvtps2ph $0, %1, %0" : "=m"(*reinterpret_cast<Stored*>(to)) : "v"(v));

@@ -28,7 +28,7 @@ TYPED_TEST_SUITE(FewRowsKernels, Scalars);
 /// Scores of Rows rows over keys in runs of one register each, beside the dot products in double.
 template <class T, int Rows, class Isa> void expect_dot_products() {
   using A = mha::Accumulator<T>;
-  constexpr int width = simd::Vector<A, Isa>::width, runs = 5;
+  constexpr int width = simd::Vector<A, Isa>::width, runs = 7;  // odd, and 3 of fours
   constexpr Index dim = 2 * simd::FewScoresBody<A, T, Rows>::template columns_of<Isa>(), stride = dim + 3;
   support::Random random("dot products of few rows");
   std::vector<T> keys(std::size_t{runs} * width * stride);
