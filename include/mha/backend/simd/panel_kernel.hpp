@@ -143,8 +143,8 @@ template <class A, class S> struct PanelBody {
   };
   static constexpr Nothing nothing{};
 
-  /// Rows of as many panels as the registers have room for; whole ones above the baseline, so that a line of the cache
-  /// is read once.
+  /// Rows of as many panels as the registers have room for; whole ones but where registers are few and short, so that a
+  /// line of the cache is read once.
   template <class Isa> MHA_ALWAYS_INLINE static void one_row(PanelArgs<A, S> p) {
     constexpr int W = Vector<A, Isa>::width;
     constexpr int whole = panel_columns<A> / W, panels = Isa::registers == 32 && !short_registers<Isa> ? row_panels : 2;
@@ -279,6 +279,7 @@ template <class A, class S> struct PanelBody {
     if constexpr (whole) {
       // Four steps for each prefetch, where that is enough: at 512 bits 36 instructions for 24 multiply-adds and
       // not 47. It matters most where something else takes a part of what the core can issue.
+      // Of NEON's registers g++ would keep some in memory.
       constexpr std::ptrdiff_t line = 64;
       const std::ptrdiff_t ahead = 4 * Vectors * step;
       if (ahead <= line) {
