@@ -18,6 +18,7 @@
 #include "../simd/tile_policies.hpp"
 #include "tile_keys.hpp"
 #include "tile_layout.hpp"
+#include "tile_requests.hpp"
 #include "tile_scratch.hpp"
 #include "tile_shape.hpp"
 
@@ -55,7 +56,8 @@ template <class T, class Stored = T> class QueryTile {
         rows_(rows),
         keys_(call, rows, kernels_.rows),
         layout_{call, level, rows, kernels_.lanes, kernels_.width},
-        scale_(call) {
+        scale_(call),
+        requests_(call, forgets_requests() ? Asking::of_own : Asking::of_other) {
     if (few_.rows > 0)
       layout_.pack_rows(few_.rows, at_.row_q);
     else
@@ -183,9 +185,8 @@ template <class T, class Stored = T> class QueryTile {
   /// The softmax of a block and its values, all runs at once.
   void row_values(const KeySegments& segments, Index n, const simd::TileState<A>& to) {
     few_.softmax(at_.s, key_block, few_.rows, n, scale_.slope(), to.max, at_.rescale);
-    keys_.next(segments.back().end, next_runs_);
     few_.values(runs_.values(0, runs_.size()), at_.s, key_block, at_.rescale, call_.value_dim, to.out, to.sum,
-                simd::line_ranges(next_runs_.keys(0, next_runs_.size()), call_.head_dim, next_lines_));
+                requests_.in_values(keys_, segments.begin()->begin, segments.back().end));
   }
 
   void softmax(Index n, const simd::TileState<A>& state) const {
@@ -272,16 +273,17 @@ template <class T, class Stored = T> class QueryTile {
   void row_scores(const simd::KeyRange& keys, A* to) {
     const Index lanes = kernels_.lanes, dim = call_.head_dim, begin = runs_.size();
     keys_.for_each_run(keys.begin, keys.end, [&](const KvRun<Stored>& run, Index) { runs_.add(run); });
-    for (Index first = begin, last = begin; first < runs_.size(); first = last) {
+    for (Index first = begin, last = begin, key = keys.begin; first < runs_.size(); first = last) {
       Index n = 0, rest = 0;  // runs of one stride, up to and with one that does not fill its last register
       while (last < runs_.size() && rest == 0 && runs_.key(last).stride == runs_.key(first).stride) {
         n += runs_.count(last);
         rest = runs_.count(last++) % lanes;
       }
       few_.scores(runs_.keys(first, last), at_.row_q, dim, to, key_block,
-                  simd::line_ranges(runs_.values(first, last), call_.value_dim, next_lines_));
+                  requests_.in_scores(keys_, key, runs_.values(first, last)));
       if (rest > 0) last_scores(runs_.key(last - 1), rest, to + n - rest);
       to += n;
+      key += n;
     }
   }
 
@@ -323,8 +325,8 @@ template <class T, class Stored = T> class QueryTile {
   const simd::TileLanes rows_;
   const TileKeys<AnyCall<T, Stored>> keys_;
   const TileLayout<AnyCall<T, Stored>> layout_;
-  KeyRuns<Stored> runs_, next_runs_;                    ///< of a block by rows, and of the next
-  simd::LineRange next_lines_[std::size_t{key_block}];  ///< what a kernel of few rows prefetches
+  KeyRuns<Stored> runs_;  ///< of a block by rows
+  TileRequests<AnyCall<T, Stored>> requests_;
   const simd::LogitScale<A> scale_;
 };
 

@@ -39,6 +39,7 @@ struct LineRange {
 struct LineRanges {
   const LineRange* data = nullptr;
   Index count = 0;
+  bool near = false;  ///< to the first-level cache, else to the second
 };
 
 /// The lines of rows of `dim` numbers, in `to`, which has room for as many ranges as there are rows.
@@ -62,30 +63,54 @@ template <class T> LineRanges line_ranges(const RowRuns<T>& rows, Index dim, Lin
   return {to, static_cast<Index>(at - to)};
 }
 
-/// Asks for what will be wanted soon, a line at a time: many at once would keep the loads of the moment waiting.
+/// Asks for what will be wanted soon, a few lines at a time: many at once would keep the loads of the moment waiting.
 class Ahead {
  public:
-  MHA_ALWAYS_INLINE explicit Ahead(const LineRanges& next) : range_(next.data), last_(next.data + next.count) {}
+  MHA_ALWAYS_INLINE explicit Ahead(const LineRanges& next)
+      : range_(next.data), last_(next.data + next.count), near_(next.near) {}
 
-  /// In step `at` of Steps that read Bytes together: for as many, spread over the steps.
+  /// In step `at` of Steps that read Bytes together: for as many, spread over every second step.
   template <int Bytes, int Steps> MHA_ALWAYS_INLINE void ask(int at) {
-    constexpr int line = LineRange::line, lines = Bytes > line ? Bytes / line : 1;
-    for (int i = lines * at / Steps; i < lines * (at + 1) / Steps; ++i) {
-      if (line_ == end_) [[unlikely]] {  // few instructions: they stand at every step of an unrolled loop
+    constexpr int lines = Bytes > line ? Bytes / line : 1, apart = Steps % 2 == 0 ? 2 : 1;
+    if ((at + 1) % apart != 0) return;
+    const int count = lines * (at + 1) / Steps - lines * (at + 1 - apart) / Steps;
+    if (count == 0) return;
+    if (end_ - line_ < count * line) [[unlikely]]
+      return one_by_one(count);
+    ask_for(line_, count);
+    line_ += count * line;
+  }
+
+ private:
+  static constexpr std::ptrdiff_t line = LineRange::line;
+
+  MHA_ALWAYS_INLINE void ask_for(const char* from, int count) const {
+    if (near_) {
+      MHA_UNROLL_8
+      for (int i = 0; i < count; ++i) __builtin_prefetch(from + i * line, 0, 3);
+    } else {
+      MHA_UNROLL_8
+      for (int i = 0; i < count; ++i) __builtin_prefetch(from + i * line, 0, 2);
+    }
+  }
+
+  /// Lines of which some are not in this range any more.
+  MHA_ALWAYS_INLINE void one_by_one(int count) {
+    for (; count > 0; --count, line_ += line) {
+      if (line_ == end_) {
         if (range_ == last_) return;
         line_ = range_->begin;
         end_ = range_->end;
         ++range_;
-        if (LineRange::in_line(line_) != 0) __builtin_prefetch(end_ - 1, 0, 2);  // the one line more
+        if (LineRange::in_line(line_) != 0) ask_for(end_ - 1, 1);  // the one line more
       }
-      __builtin_prefetch(line_, 0, 2);
-      line_ += line;
+      ask_for(line_, 1);
     }
   }
 
- private:
   const char *line_ = nullptr, *end_ = nullptr;
   const LineRange *range_, *last_;
+  const bool near_;
 };
 
 }  // namespace mha::inline MHA_NAMESPACE::detail::simd

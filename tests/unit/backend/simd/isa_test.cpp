@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cstdlib>
+#include <fstream>
 #include <string>
 
 #include <gtest/gtest.h>
@@ -97,6 +98,19 @@ TEST_F(Isa, DispatchReachesTheBodyOfTheLevel) {
     EXPECT_EQ(ran, level);
     EXPECT_EQ(bytes, 16 << static_cast<int>(level));
   }
+}
+
+// What was measured on AMD's processors of family 26 holds for them and those after them, and for nobody else's.
+TEST_F(Isa, ProcessorsThatForgetRequestsAreAmdsSinceZen5) {
+  std::ifstream info("/proc/cpuinfo");
+  bool amd = false;
+  int family = 0;
+  for (std::string line; std::getline(info, line) && !line.empty();) {
+    amd = amd || (line.starts_with("vendor_id") && line.ends_with("AuthenticAMD"));
+    if (line.starts_with("cpu family")) family = std::stoi(line.substr(line.find(':') + 1));
+  }
+  if (family == 0) GTEST_SKIP() << "no family of the processor to read here";
+  EXPECT_EQ(mha::detail::forgets_requests(), amd && family >= 26);
 }
 
 }  // namespace
