@@ -134,12 +134,14 @@ template <class A, class T, int Rows> struct FewScoresBody {
     }
   }
 
-  /// Those of as many rows as a register has lanes.
+  /// Those of as many rows as a register has lanes. Put together in registers: what several stores have written waits
+  /// for all of them before it is loaded as one.
   template <class V> MHA_ALWAYS_INLINE static void load_scales(V& scale, const T* rows, std::ptrdiff_t stride) {
-    constexpr int W = sizeof(V) / sizeof(A);
-    A of_row[std::size_t{W}];
-    for (int i = 0; i < W; ++i) of_row[i] = row_scale(rows + i * stride);
-    load(scale, of_row);
+    load_scales(scale, rows, stride, std::make_index_sequence<sizeof(V) / sizeof(A)>{});
+  }
+  template <class V, std::size_t... I>
+  MHA_ALWAYS_INLINE static void load_scales(V& scale, const T* rows, std::ptrdiff_t stride, std::index_sequence<I...>) {
+    scale = V{row_scale(rows + static_cast<std::ptrdiff_t>(I) * stride)...};
   }
 
   /// Columns of keys as they were loaded: numbers, or words of several.
