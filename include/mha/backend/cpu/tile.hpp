@@ -71,21 +71,23 @@ template <class T, class Stored = T> class QueryTile {
   /// The whole tile.
   void attend() {
     const auto held_from = [&](Index chunk) { return simd::chunk_of(keys_.from(simd::chunk_begin(chunk), 1)); };
-    Index chunk = held_from(0);
-    attend_chunk(chunk, at_.total);
-    while (simd::chunk_begin(chunk = held_from(chunk + 1)) < keys_.count()) {
-      attend_chunk(chunk, at_.part);
-      merge(at_.total, at_.part);
+    bool begun = false;
+    for (Index chunk = held_from(0); simd::chunk_begin(chunk) < keys_.count(); chunk = held_from(chunk + 1)) {
+      const simd::KeyRange keys = seen(chunk);
+      if (keys.seen == TileVisibility::none) continue;
+      attend_keys(keys, begun ? at_.part : at_.total);
+      if (begun) merge(at_.total, at_.part);
+      begun = true;
     }
+    if (!begun) reset(at_.total);
     finish(at_.total);
   }
 
   /// The state of the rows over one chunk of keys.
   void attend_chunk(Index chunk, const simd::TileState<A>& to) {
-    pass(chunk, to, false);
-    // 0 · NaN is NaN: a non-finite value row may have reached a query that does not see it. That always shows in the
-    // result, so clean data pays one look at the output and other data a second pass that leaves hidden pairs out.
-    if (!is_finite(to)) guarded_pass(chunk, to);
+    const simd::KeyRange keys = seen(chunk);
+    if (keys.seen == TileVisibility::none) return reset(to);
+    attend_keys(keys, to);
   }
 
   void merge(const simd::TileState<A>& total, const simd::TileState<A>& part) const {
@@ -141,6 +143,19 @@ template <class T, class Stored = T> class QueryTile {
  private:
   A* s(Index row) const { return at_.s + std::ptrdiff_t{row} * kernels_.lanes; }
 
+  /// The keys of a chunk that some row may see.
+  simd::KeyRange seen(Index chunk) const {
+    return keys_.seen(simd::chunk_begin(chunk), simd::chunk_end(chunk, keys_.count()));
+  }
+
+  /// The state of the rows over keys of one chunk, from the first of a block on.
+  void attend_keys(const simd::KeyRange& keys, const simd::TileState<A>& to) {
+    pass(keys, to, false);
+    // 0 · NaN is NaN: a non-finite value row may have reached a query that does not see it. That always shows in the
+    // result, so clean data pays one look at the output and other data a second pass that leaves hidden pairs out.
+    if (!is_finite(to)) guarded_pass(keys, to);
+  }
+
   void reset(const simd::TileState<A>& state) const {
     std::fill_n(state.max, kernels_.lanes, hidden);
     std::fill_n(state.sum, kernels_.lanes, A(0));
@@ -148,20 +163,19 @@ template <class T, class Stored = T> class QueryTile {
   }
 
   /// With queries in lanes, whatever the tile.
-  void guarded_pass(Index chunk, const simd::TileState<A>& to) {
-    if (few_.rows == 0) return pass(chunk, to, true);
+  void guarded_pass(const simd::KeyRange& keys, const simd::TileState<A>& to) {
+    if (few_.rows == 0) return pass(keys, to, true);
     layout_.pack_lanes(at_.q);
-    pass(chunk, {to.max, to.sum, at_.lane_out}, true);
+    pass(keys, {to.max, to.sum, at_.lane_out}, true);
     for (Index lane = 0; lane < few_.rows; ++lane)
       for (Index d = 0; d < call_.value_dim; ++d)
         to.out[std::ptrdiff_t{lane} * call_.value_dim + d] = at_.lane_out[std::ptrdiff_t{d} * kernels_.lanes + lane];
   }
 
-  void pass(Index chunk, const simd::TileState<A>& to, bool guarded) {
+  void pass(const simd::KeyRange& range, const simd::TileState<A>& to, bool guarded) {
     reset(to);
     const bool by_rows = !guarded && few_.rows > 0;
-    const Index begin = simd::chunk_begin(chunk), end = simd::chunk_end(chunk, keys_.count());
-    for_each_block(begin, end, by_rows, [&](const KeySegments& segments, Index n) {
+    for_each_block(range.begin, range.end, by_rows, [&](const KeySegments& segments, Index n) {
       if (guarded)
         for (std::ptrdiff_t i = 0; i < std::ptrdiff_t{n} * kernels_.lanes; ++i)
           at_.visible[i] = at_.s[i] == hidden ? A(0) : A(1);
@@ -325,9 +339,9 @@ template <class T, class Stored = T> class QueryTile {
   const simd::TileLanes rows_;
   const TileKeys<AnyCall<T, Stored>> keys_;
   const TileLayout<AnyCall<T, Stored>> layout_;
+  const simd::LogitScale<A> scale_;
   KeyRuns<Stored> runs_;  ///< of a block by rows
   TileRequests<AnyCall<T, Stored>> requests_;
-  const simd::LogitScale<A> scale_;
 };
 
 }  // namespace mha::inline MHA_NAMESPACE::detail::cpu

@@ -69,6 +69,9 @@ template <class Call> class TileKeys {
   /// count() or more if there is none.
   Index from(Index begin, Index size) const { return call_.kv.held(lanes_.b, begin, count_) / size * size; }
 
+  /// Keys [begin, end) without the blocks at either side that no row sees.
+  simd::KeyRange seen(Index begin, Index end) const { return lanes_.visible(call_.mask, begin, end, key_block); }
+
   /// What of keys [begin, end), a block at most, some row sees.
   KeySegments segments(Index begin, Index end) const {
     KeySegments segments;

@@ -206,6 +206,37 @@ TEST(Attend, CausalTilesBeyondTheDiagonalAreNotVisited) {
   EXPECT_LE(scored, visible + length * (48 + 8));
 }
 
+/// A window of 20 keys that counts how often it is asked.
+struct CountedWindow : mha::SlidingWindow {
+  std::atomic<int>* asked;
+  TileVisibility tile(Index b, Index h, Index q, Index q_end, Index k, Index k_end) const {
+    ++*asked;
+    return SlidingWindow::tile(b, h, q, q_end, k, k_end);
+  }
+};
+
+// What of many keys is far from the window takes one question for each chunk, whether tiles are whole or share keys.
+TEST(Attend, AsksOfChunksThatNobodySeesOnce) {
+  support::Random random("far from the window");
+  constexpr Index keys = 40000;
+  Tensor<float, 4> q(1, 1, 2, 16), k(1, keys, 2, 16), v(1, keys, 2, 16);
+  for (auto* t : {&q, &k, &v}) random.fill(*t);
+  std::atomic<int> asked{0};
+  const CountedWindow window{{.left = 19, .right = 0}, &asked};
+  auto near = [&](const Tensor<float, 4>& rows) {
+    auto last = rows.view();
+    last.data = rows.view().pointer(0, keys - 20, 0, 0);
+    last.extent[1] = 20;
+    return last;
+  };
+  const auto expected = mha::attention<Cpu>(q, near(k), near(v));
+  EXPECT_EQ(support::differing(mha::attention<Cpu>(q, k, v, window), expected), 0u);
+  EXPECT_LE(asked, 2 * (mha::detail::simd::all_chunks(keys) + 2 * 4096 / mha::detail::cpu::key_block));
+  asked = 0;
+  EXPECT_EQ(support::differing(mha::attention<mha::Cpu>(q, k, v, window), expected), 0u);
+  EXPECT_LE(asked, 4 * (mha::detail::simd::all_chunks(keys) + 2 * 4096 / mha::detail::cpu::key_block));
+}
+
 TEST(Attend, WidensSixteenBitKeysByValue) {
   support::Random random("widened");
   Tensor<mha::half, 4> q(1, 9, 2, 5), k(1, 40, 1, 5), v(1, 40, 1, 4);

@@ -142,6 +142,30 @@ TEST(TileKeys, WholeAndHiddenBlocksAreOneRangeAndNone) {
   EXPECT_EQ(none.begin(), none.end());
 }
 
+TEST(TileKeys, SeenOnesAreWithoutTheBlocksAtEitherSideThatNobodySees) {
+  const Fixture fixture;
+  OfTile mask;
+  mask.seen.fill(std::string(std::size_t{keys}, '.'));
+  const auto seen = [&](Index begin, Index end) {
+    const Call call = fixture.call_of({mask, mha::current_isa()});
+    return cpu::TileKeys<Call>(call, rows, grain).seen(begin, end);
+  };
+  EXPECT_EQ(seen(0, keys).seen, TileVisibility::none);
+  EXPECT_EQ(seen(0, 0).begin, seen(0, 0).end);
+  mask.seen[1][cpu::key_block + 7] = 'x';
+  EXPECT_EQ(seen(0, cpu::key_block).seen, TileVisibility::none);
+  const simd::KeyRange some = seen(0, keys);
+  EXPECT_EQ(some.seen, TileVisibility::partial);
+  EXPECT_EQ(some.begin, cpu::key_block);
+  EXPECT_GT(some.end, cpu::key_block + 7);
+  EXPECT_LE(some.end, keys);
+  mask.seen[0][0] = 'x';
+  EXPECT_EQ(seen(0, keys).begin, 0) << "what one head sees is seen";
+  mask.seen.fill(std::string(std::size_t{keys}, 'x'));
+  EXPECT_EQ(seen(0, keys).seen, TileVisibility::full);
+  EXPECT_EQ(seen(0, keys).end, keys);
+}
+
 TEST(TileKeys, RunsAreThoseOfItsKeysAndValues) {
   const Fixture fixture;
   const mha::Full full;
