@@ -5,7 +5,7 @@
 #include <cstddef>
 
 #include "../../cache/kv_source.hpp"
-#include "../simd/few_rows_kernels.hpp"
+#include "../simd/line_ranges.hpp"
 #include "../simd/product_kernel.hpp"
 #include "../simd/tile_lanes.hpp"
 #include "tile_shape.hpp"
