@@ -54,6 +54,31 @@ TEST(QueryTile, LeavesHiddenKeysInsideABlockOut) {
   }
 }
 
+/// Late queries see the first keys, early ones see none.
+struct Late {
+  bool operator()(Index, Index, Index q, Index k) const { return q >= 100 && k < 10; }
+  TileVisibility tile(Index, Index, Index, Index q_end, Index k_begin, Index) const {
+    return q_end <= 100 || k_begin >= 10 ? TileVisibility::none : TileVisibility::partial;
+  }
+};
+
+// A tile that sees no key, after one that sees some.
+TEST(QueryTile, RowsThatSeeNoKeyAreZero) {
+  support::Random random("late");
+  Tensor<float, 4> q(1, 200, 1, 16), k(1, 200, 1, 16), v(1, 200, 1, 16), out(1, 200, 1, 16);
+  for (auto* t : {&q, &k, &v}) random.fill(*t);
+  Tensor<float, 3> lse(1, 1, 200);
+  mha::Workspace workspace;
+  for (int round = 0; round < 2; ++round) {
+    std::fill(out.begin(), out.end(), support::poison<float>());
+    mha::attention_into<Cpu>(out.view(), q.view(), k.view(), v.view(), Late{}, mha::LogSumExp(lse), workspace);
+    for (Index i = 0; i < 200; ++i) {
+      EXPECT_EQ(std::isfinite(lse(0, 0, i)), i >= 100) << "row " << i;
+      for (Index d = 0; d < 16; ++d) EXPECT_EQ(out(0, i, 0, d) == 0, i < 100) << "row " << i;
+    }
+  }
+}
+
 TEST(QueryTile, WeightsAreZeroWhereHiddenAndSumToOne) {
   support::Random random("weights");
   Tensor<float, 4> q(1, 7, 4, 16), k(1, 1000, 2, 16);
