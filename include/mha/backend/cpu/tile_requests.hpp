@@ -40,19 +40,23 @@ template <class Call> class TileRequests {
   /// For scores of keys from `begin` on, whose values lie in `values`; valid until the next call.
   simd::LineRanges in_scores(const TileKeys<Call>& keys, Index begin, const simd::RowRuns<Stored>& values) {
     if (asking_ == Asking::of_other) return simd::line_ranges(values, value_dim_, lines_);
-    keys.next(begin + keys_ahead(head_dim_), runs_);
+    keys.next(later(keys, begin, keys_ahead(head_dim_)), runs_);
     return near(simd::line_ranges(runs_.keys(0, runs_.size()), head_dim_, lines_));
   }
 
   /// For values of keys from `begin` to before `end`; valid until the next call.
   simd::LineRanges in_values(const TileKeys<Call>& keys, Index begin, Index end) {
     const bool own = asking_ == Asking::of_own;
-    keys.next(own ? begin + values_ahead : end, runs_);
+    keys.next(own ? later(keys, begin, values_ahead) : end, runs_);
     if (own) return near(simd::line_ranges(runs_.values(0, runs_.size()), value_dim_, lines_));
     return simd::line_ranges(runs_.keys(0, runs_.size()), head_dim_, lines_);
   }
 
  private:
+  /// The key so many after one, or where keys end.
+  static Index later(const TileKeys<Call>& keys, Index begin, Index by) {
+    return begin < keys.count() - by ? begin + by : keys.count();
+  }
   static simd::LineRanges near(simd::LineRanges lines) {
     lines.near = true;
     return lines;
