@@ -134,15 +134,22 @@ struct AmxProduct {
   }
 };
 
-/// At most eight rows × some registers of columns: a pair of A is broadcast, pairs of B lie in lanes. Rows that are not
-/// wanted are neither read nor written.
+/// At most eight rows × some registers of columns, sixteen of one register, which take as many chains to hide the
+/// latency of a dot product: a pair of A is broadcast, pairs of B lie in lanes. Rows that are not wanted are neither
+/// read nor written.
 template <int Columns> struct DotProduct {
   static constexpr Index lanes = Columns * tile_side;
 
   template <class Isa> MHA_TARGET_DOT_PRODUCT MHA_ALWAYS_INLINE static void run(const TileProduct& p) {
-    for (Index t = 0; t < p.tiles; ++t)
-      for (Index first = 0, wanted = std::min(tile_side, p.rows - t * tile_side); first < wanted; first += 8)
-        at_most<8>(p, t, first, wanted - first);
+    for (Index t = 0; t < p.tiles; ++t) {
+      const Index wanted = std::min(tile_side, p.rows - t * tile_side);
+      if constexpr (Columns == 1)
+        if (wanted == tile_side) {
+          some_rows<int{tile_side}>(p, t, 0);
+          continue;
+        }
+      for (Index first = 0; first < wanted; first += 8) at_most<8>(p, t, first, wanted - first);
+    }
   }
 
  private:
@@ -165,6 +172,13 @@ template <int Columns> struct DotProduct {
           reinterpret_cast<const void*>(reinterpret_cast<std::uintptr_t>(line) + ahead + i * line_bytes));
   }
 
+  /// Asks for a row of A that comes 8 KiB later: rows and tiles lie one after another, and sixteen of them side by side
+  /// are more than processors read ahead. With few columns their reading is the limit.
+  MHA_ALWAYS_INLINE static void fetch_row(const std::uint32_t* row) {
+    constexpr std::uintptr_t ahead = 8192;
+    __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<std::uintptr_t>(row) + ahead));
+  }
+
   template <int Rows>
   MHA_TARGET_DOT_PRODUCT MHA_ALWAYS_INLINE static void some_rows(const TileProduct& p, Index t, Index first) {
     typedef float V __attribute__((vector_size(64)));
@@ -175,7 +189,7 @@ template <int Columns> struct DotProduct {
     const std::uint32_t* b = p.b;
     float* const c = p.c + (std::ptrdiff_t{t} * tile_side + first) * lanes;
     V sum[std::size_t{rows}][std::size_t{columns}];
-    MHA_UNROLL_8
+    MHA_UNROLL_16
     for (int i = 0; i < rows; ++i) {
       MHA_UNROLL_4
       for (int j = 0; j < columns; ++j) {
@@ -186,10 +200,12 @@ template <int Columns> struct DotProduct {
     for (Index s = 0; s < p.steps; ++s, a += p.step_stride / 2, b += columns * tile_words)
       for (Index pair = 0; pair < tile_side; ++pair) {
         fetch<Columns>(b + pair * lanes);
+        if constexpr (Columns <= 2)
+          if (pair < Rows) fetch_row(a + pair * row);
         I right[std::size_t{columns}];
         MHA_UNROLL_4
         for (int j = 0; j < columns; ++j) simd::load(right[j], b + j * tile_words + pair * tile_side);
-        MHA_UNROLL_8
+        MHA_UNROLL_16
         for (int i = 0; i < rows; ++i) {
           I left;
           asm("vpbroadcastd %1, %0" : "=v"(left) : "m"(a[i * row + pair]));
@@ -197,7 +213,7 @@ template <int Columns> struct DotProduct {
           for (int j = 0; j < columns; ++j) add_dot_products(sum[i][j], left, right[j]);
         }
       }
-    MHA_UNROLL_8
+    MHA_UNROLL_16
     for (int i = 0; i < rows; ++i) {
       MHA_UNROLL_4
       for (int j = 0; j < columns; ++j) simd::store(c + i * lanes + j * tile_side, sum[i][j]);
