@@ -25,6 +25,14 @@ class TileProduct : public testing::TestWithParam<mha::MatrixUnit> {
 };
 INSTANTIATE_TEST_SUITE_P(Units, TileProduct, testing::ValuesIn(systolic::all_units), unit::unit_name);
 
+/// These units, and theirs of fewer lanes.
+std::vector<systolic::ProductUnit> of_all_lanes(const std::vector<systolic::ProductUnit>& units) {
+  std::vector<systolic::ProductUnit> all;
+  for (const auto& unit : units)
+    for (const systolic::ProductUnit* some = &unit; some != nullptr; some = some->fewer) all.push_back(*some);
+  return all;
+}
+
 /// c of `lanes` columns, computed by definition from the packed operands.
 double element(const std::vector<bfloat16>& a, std::ptrdiff_t tile_stride, std::ptrdiff_t step_stride,
                std::ptrdiff_t row_stride, const std::vector<std::uint32_t>& b, Index lanes, Index row, Index lane,
@@ -45,7 +53,8 @@ TEST_P(TileProduct, MultipliesAndAdds) {
   const unit::ForceUnit force(GetParam());
   const systolic::UnitScope scope(GetParam());
   support::Random random("tile product");
-  for (const auto& unit : {systolic::attention_unit<mha::AmxArray>(), systolic::dense_unit<mha::AmxArray>()})
+  for (const auto& unit :
+       of_all_lanes({systolic::attention_unit<mha::AmxArray>(), systolic::dense_unit<mha::AmxArray>()}))
     for (const Index tiles : {1, 2, 5})
       for (const Index steps : {1, 3})
         for (const auto& [add, in_rows] : {std::pair{false, false}, {true, false}, {false, true}, {true, true}}) {
@@ -105,7 +114,8 @@ TEST_P(TileProduct, ARowHasTheSameBitsAmongFewAndMany) {
   const systolic::UnitScope scope(GetParam());
   expect_same_bits(systolic::dense_unit<mha::AmxArray>(), "dense");
   expect_same_bits(systolic::dense_unit<mha::TpuArray<128>>(), "a deeper array");
-  expect_same_bits(systolic::attention_unit<mha::AmxArray>(), "attention");
+  for (const auto& unit : of_all_lanes({systolic::attention_unit<mha::AmxArray>()}))
+    expect_same_bits(unit, "attention");
 }
 
 /// Rows beyond the last one wanted are not computed: of them c holds what it held.
@@ -113,7 +123,8 @@ TEST(DotProduct, ComputesTheRowsThatAreWantedAlone) {
   UNIT_OR_SKIP(mha::MatrixUnit::dot_product);
   const unit::ForceUnit force(mha::MatrixUnit::dot_product);
   support::Random random("rows wanted");
-  for (const auto& unit : {systolic::attention_unit<mha::AmxArray>(), systolic::dense_unit<mha::AmxArray>()})
+  for (const auto& unit :
+       of_all_lanes({systolic::attention_unit<mha::AmxArray>(), systolic::dense_unit<mha::AmxArray>()}))
     for (const Index tiles : {1, 2})
       for (Index rows = 16 * (tiles - 1) + 1; rows <= 16 * tiles; ++rows)
         for (const bool add : {false, true}) {
