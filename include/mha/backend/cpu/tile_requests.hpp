@@ -25,8 +25,8 @@ template <class Call> class TileRequests {
  public:
   using Stored = typename TileKeys<Call>::Stored;
 
-  /// Keys from one whose value is read to the one whose value is asked for: eight rows of queries read a block's values
-  /// several times before they ask for all of those that come next.
+  /// Keys from one whose value is read to the one whose value is asked for: measured, for one row and for several,
+  /// which go over a block's values more than once.
   static constexpr Index values_ahead = key_block + key_block / 2;
 
   TileRequests(const Call& call, Asking asking)
