@@ -343,16 +343,16 @@ concept WidensWeights = PacksWeights<B, W> &&
 
 namespace detail {
 
-/// What a backend that rounds weights of W to 8 bits makes of them.
-template <class W, class B>
+/// What a backend that rounds weights of W to Q makes of them.
+template <class Q, class W, class B>
 using QuantizedBy =
-    std::remove_cvref_t<decltype(std::declval<const B&>().quantize(std::span<const DenseWeights<W>>()))>;
+    std::remove_cvref_t<decltype(std::declval<const B&>().template quantize<Q>(std::span<const DenseWeights<W>>()))>;
 
 }  // namespace detail
 
-/// One that multiplies rows of T by weights of W which it rounded to 8 bits.
-template <class B, class T, class W>
-concept QuantizesWeights = requires(const B backend, const PackedGemmCall<T, detail::QuantizedBy<W, B>>& call,
+/// One that multiplies rows of T by weights of W which it rounded to Q, scaled_int8 or scaled_int4.
+template <class B, class T, class W, class Q = scaled_int8>
+concept QuantizesWeights = requires(const B backend, const PackedGemmCall<T, detail::QuantizedBy<Q, W, B>>& call,
                                     typename B::Workspace& workspace) {
   backend.gemm(call, workspace);
 };

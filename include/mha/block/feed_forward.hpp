@@ -152,29 +152,30 @@ template <class T, class B = Cpu, class F = Gelu, class... Others> class FeedFor
     }
   }
 
-  /// Weights that are rounded to 8 bits, as Linear::quantize() takes them; the errors are those of borrow().
-  template <class W = T> void quantize(const BorrowedFeedForward<W>& w) {
-    quantize(FeedForwardViews<const W>{detail::views_of(w.up), detail::views_of(w.down), {}});
+  /// Weights that are rounded to 8 or 4 bits, as Linear::quantize() takes them; the errors are those of borrow().
+  template <class Q = scaled_int8, class W = T> void quantize(const BorrowedFeedForward<W>& w) {
+    quantize<Q>(FeedForwardViews<const W>{detail::views_of(w.up), detail::views_of(w.down), {}});
   }
-  template <class W> void quantize(const FeedForwardViews<const W>& w) {
-    if constexpr (detail::check_quantized<T, W, On>()) {
-      require_shapes(w, "quantize: up()", "quantize: down()", !detail::keeps_eight_bits<On, T, W>);
+  template <class Q = scaled_int8, class W> void quantize(const FeedForwardViews<const W>& w) {
+    if constexpr (detail::check_quantized<Q, T, W, On>()) {
+      require_shapes(w, "quantize: up()", "quantize: down()", !detail::keeps_rounded<On, T, W, Q>);
       std::shared_ptr<const void> held;  // what down() reads when up() has let go of it
       if constexpr (std::same_as<W, T>) {
         up_.parameters_.require_foreign(w.down, "quantize: down()");
         held = up_.parameters_.keeper_of(w.down);
       }
-      up_.quantize(w.up);
-      down_.quantize(w.down);
+      up_.template quantize<Q>(w.up);
+      down_.template quantize<Q>(w.down);
     }
   }
   /// Those that it has, of both or, if one refuses, of neither.
-  template <int = 0> void quantize() {
-    if (!up_.in_eight_bits()) up_.require_readable("quantize: up()");
-    if (!down_.in_eight_bits()) down_.require_readable("quantize: down()");
-    if (!up_.in_eight_bits() && !down_.in_eight_bits()) return quantize(parameters());
-    up_.quantize();
-    down_.quantize();
+  template <class Q = scaled_int8> void quantize() {
+    const bool up_is = up_.template keeps<Q>(), down_is = down_.template keeps<Q>();
+    if (!up_is) up_.require_readable("quantize: up()");
+    if (!down_is) down_.require_readable("quantize: down()");
+    if (!up_is && !down_is) return quantize<Q>(parameters());
+    up_.template quantize<Q>();
+    down_.template quantize<Q>();
   }
 
   /// The rows of x through both.

@@ -166,7 +166,7 @@ class Linear : public LinearMemory<T, detail::OrNoBackend<B>, F> {
   [[nodiscard]] StageCost cost(Index rows) const {
     detail::require(rows >= 0, "cost: rows is ", rows, ", it must be at least 0");
     const double n = rows, in = config().inputs, out = config().outputs, numbers = in * out * (gated ? 2 : 1);
-    const double biases = double(parameter_count()) - numbers, read = double(products_.weight_size()) * numbers;
+    const double biases = double(parameter_count()) - numbers, read = products_.weight_bytes() * numbers;
     return {parameter_count(), 2 * n * numbers, read + sizeof(T) * (biases + n * (in + out))};
   }
 

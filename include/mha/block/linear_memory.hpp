@@ -93,39 +93,46 @@ template <class T, class B, class F> class LinearMemory {
     }
   }
 
-  /// Weights that are rounded to 8 bits: linear.quantize({.weight = …}), or in half or bfloat16 under float or double,
-  /// linear.quantize(mha::BorrowedLinear<mha::bfloat16>{.weight = …}). Cpu packs the integers, and widens them as it
-  /// multiplies rows of float; elsewhere on the host a matrix becomes what was rounded, in T. They are read here only;
-  /// update() is refused afterwards, as for borrowed ones.
+  /// Weights that are rounded to 8 bits, or 4: linear.quantize({.weight = …}), linear.quantize<mha::scaled_int4>(…); of
+  /// half or bfloat16 under float or double linear.quantize(mha::BorrowedLinear<mha::bfloat16>{.weight = …}). Cpu packs
+  /// the integers, and widens them as it multiplies rows of float; elsewhere on the host a matrix becomes what was
+  /// rounded, in T. They are read here only; update() is refused afterwards, as for borrowed ones.
   ///
-  /// Formula   a column's numbers in each block of weights_per_scale rows have the integers and the scale of
-  ///           quantize_row(); biases are not rounded
+  /// Formula   a column's numbers in each block of weights_per_scale<Q> rows are integers times a scale s. In 8 bits
+  ///           both are those of quantize_row(). In 4 bits, of 32 rows, s is the number of largest magnitude (of equal
+  ///           ones the first) times -1/8, rounded to bfloat16, and an integer the number / s, rounded to nearest even,
+  ///           at most 7. Biases are not rounded
+  /// Numerics  in 4 bits a number is changed by |s| / 2 at most, by |s| between 7 s and 8 s. NaN and infinities make
+  ///           their block NaN, blocks below 1e-20 become 0
   /// Bits      those of the rounded numbers borrowed in T
-  /// Memory    on Cpu, under float, a byte for a number and 4 for a scale, columns filled up to a multiple of 48
+  /// Memory    on Cpu, under float, a byte for a number and 4 for a scale, or half a byte and 2; columns filled up to a
+  ///           multiple of 48
   /// Errors    as borrow()
-  template <class W = T> void quantize(const BorrowedLinear<W>& w) { quantize(detail::views_of(w)); }
-  template <class W> void quantize(const LinearViews<const W>& weights) {
-    if constexpr (detail::check_quantized<T, W, B>()) {
+  template <class Q = scaled_int8, class W = T> void quantize(const BorrowedLinear<W>& w) {
+    quantize<Q>(detail::views_of(w));
+  }
+  template <class Q = scaled_int8, class W> void quantize(const LinearViews<const W>& weights) {
+    if constexpr (detail::check_quantized<Q, T, W, B>()) {
       const LinearViews<const W> w = parameters_.checked(weights, "quantize");
-      if constexpr (detail::keeps_eight_bits<B, T, W>) {
-        products_ = Products::in_eight_bits(backend_, w);
+      if constexpr (detail::keeps_rounded<B, T, W, Q>) {
+        products_ = Products::template rounded_to<Q>(backend_, w);
         parameters_.keep_packed_only();
       } else {
         borrow_copy("quantize", w, [](const LinearViews<T>& copy) {
-          detail::round_to_eight_bits(copy.weight);
-          detail::round_to_eight_bits(copy.gate);
+          detail::round_weights<Q>(copy.weight);
+          detail::round_weights<Q>(copy.gate);
         });
       }
     }
   }
-  /// The same of the weights that it has, its own or borrowed; of packed ones in 8 bits nothing.
+  /// The same of the weights that it has, its own or borrowed; of packed ones that are in Q already nothing.
   ///
-  /// Errors    ShapeError if there are none, or only packed ones of more bits
-  template <int = 0> void quantize() {
+  /// Errors    ShapeError if there are none, or only packed ones of another kind
+  template <class Q = scaled_int8> void quantize() {
     require_weights("quantize");
-    if (in_eight_bits()) return;
+    if (keeps<Q>()) return;
     require_readable("quantize");
-    quantize(parameters());
+    quantize<Q>(parameters());
   }
 
   /// Frees the Linear's own weights, or lets go of those that it borrows: those that the backend packed are enough for
@@ -151,7 +158,8 @@ template <class T, class B, class F> class LinearMemory {
     require_weights(call);
     detail::require_packed_weights(products_.packed(), PacksWeights<B, T>, call, B::name, "Linear", parameter_count());
   }
-  bool in_eight_bits() const { return products_.in_eight_bits(); }
+  /// Whether its products read weights in Q.
+  template <class Q> bool keeps() const { return products_.template are<Q>(); }
   /// Whether parameters() shows all weights.
   void require_readable(const char* call) const {
     require_weights(call);

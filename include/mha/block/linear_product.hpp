@@ -48,10 +48,11 @@ template <class T, class B, class F> class LinearProduct {
     product.packed_ = pack(backend, w);
     return product;
   }
-  /// By weights that are rounded to 8 bits.
-  template <class W> static LinearProduct in_eight_bits(const B& backend, const LinearViews<const W>& w) {
+  /// By weights that are rounded to Q.
+  template <class Q, class W> static LinearProduct rounded_to(const B& backend, const LinearViews<const W>& w) {
     LinearProduct product;
-    product.packed_ = Packed::in_eight_bits(backend, std::span<const DenseWeights<W>>(matrices(w)).last(parts));
+    product.packed_ =
+        Packed::template rounded_to<Q>(backend, std::span<const DenseWeights<W>>(matrices(w)).last(parts));
     return product;
   }
 
@@ -60,8 +61,8 @@ template <class T, class B, class F> class LinearProduct {
 
   /// The scalar that the matrices are read in.
   const char* weight_scalar() const { return packed_.scalar(); }
-  std::size_t weight_size() const { return packed_.scalar_size(); }
-  bool in_eight_bits() const { return packed_.in_eight_bits(); }
+  double weight_bytes() const { return packed_.weight_bytes(); }
+  template <class W> bool are() const { return packed_.template are<W>(); }
 
   /// Whether readable() has the matrices of which only the packed ones are left.
   bool unpacks() const { return !computes_on_host<B> || packed_.unpacks(); }

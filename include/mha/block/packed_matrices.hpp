@@ -5,10 +5,12 @@
 #include <cstddef>
 #include <memory>
 #include <span>
+#include <string_view>
 #include <type_traits>
 #include <utility>
 
 #include "../backend/backend.hpp"
+#include "../core/rounded_weights.hpp"
 #include "../core/scalar.hpp"
 #include "../core/view.hpp"
 #include "../policy/activation.hpp"
@@ -36,8 +38,8 @@ template <class T, class B, class F = Identity> class NarrowWeights {
  public:
   using Workspace = typename B::Workspace;
 
-  NarrowWeights(const char* scalar, std::size_t size, bool can_unpack)
-      : scalar_name(scalar), scalar_size(size), unpacks(can_unpack) {}
+  NarrowWeights(const char* scalar, double bytes_each, bool can_unpack)
+      : scalar_name(scalar), weight_bytes(bytes_each), unpacks(can_unpack) {}
   virtual ~NarrowWeights() = default;
 
   virtual std::size_t bytes() const = 0;
@@ -53,7 +55,7 @@ template <class T, class B, class F = Identity> class NarrowWeights {
   virtual void unpack(const B& backend, Index part, const TensorView<T, 2>& to) const = 0;
 
   const char* const scalar_name;
-  const std::size_t scalar_size;  ///< bytes
+  const double weight_bytes;
   const bool unpacks;
 };
 
@@ -67,7 +69,8 @@ class NarrowWeightsOf final : public NarrowWeights<T, B, F> {
 
  public:
   explicit NarrowWeightsOf(Packed packed)
-      : NarrowWeights<T, B, F>(mha::detail::scalar_name<W>(), sizeof(W), can_unpack), packed_(std::move(packed)) {}
+      : NarrowWeights<T, B, F>(mha::detail::scalar_name<W>(), bytes_of_weight<W>(), can_unpack),
+        packed_(std::move(packed)) {}
 
   std::size_t bytes() const override { return packed_.bytes(); }
 
@@ -145,12 +148,12 @@ template <class T, class B, class F = Identity> class PackedMatrices {
   template <class W>
   requires(keeps_narrow<B, T, W>) PackedMatrices(const B& backend, std::span<const DenseWeights<W>> matrices)
       : narrow_(narrow<W>(backend.pack(matrices))) {}
-  /// In 8 bits.
-  template <class W>
-  requires(QuantizesWeights<B, T, W>) static PackedMatrices
-      in_eight_bits(const B& backend, std::span<const DenseWeights<W>> matrices) {
+  /// Rounded to Q.
+  template <class Q, class W>
+  requires(QuantizesWeights<B, T, W, Q>) static PackedMatrices
+      rounded_to(const B& backend, std::span<const DenseWeights<W>> matrices) {
     PackedMatrices r;
-    r.narrow_ = narrow<scaled_int8>(backend.quantize(matrices));
+    r.narrow_ = narrow<Q>(backend.template quantize<Q>(matrices));
     return r;
   }
 
@@ -165,8 +168,8 @@ template <class T, class B, class F = Identity> class PackedMatrices {
 
   /// What a product reads, packed or not.
   const char* scalar() const { return narrow_ != nullptr ? narrow_->scalar_name : scalar_name<T>(); }
-  std::size_t scalar_size() const { return narrow_ != nullptr ? narrow_->scalar_size : sizeof(T); }
-  bool in_eight_bits() const { return scalar_size() == sizeof(scaled_int8); }
+  double weight_bytes() const { return narrow_ != nullptr ? narrow_->weight_bytes : bytes_of_weight<T>(); }
+  template <class W> bool are() const { return std::string_view(scalar()) == scalar_name<W>(); }
   std::size_t bytes() const {
     if (narrow_ != nullptr) return narrow_->bytes();
     if constexpr (PacksWeights<B, T>)

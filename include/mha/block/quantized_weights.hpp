@@ -7,30 +7,35 @@
 
 #include "../backend/backend.hpp"
 #include "../core/check.hpp"
+#include "../core/rounded_weights.hpp"
 #include "../core/scalar.hpp"
-#include "../core/stored_row.hpp"
 #include "../core/view.hpp"
 #include "narrow_weights.hpp"
 
-/// Weights rounded to 8 bits under float activations.
+/// Weights rounded to 8 or 4 bits under float activations.
 namespace mha::inline MHA_NAMESPACE::detail {
 
-/// The sentence for weights of W that are to be rounded under activations of T on B.
-template <class T, class W, class B> constexpr bool check_quantized() {
-  constexpr bool on_host = computes_on_host<B>;
-  static_assert(on_host,
-                "mha: quantize() keeps weights in 8 bits on the host's backends, such as Cpu; on a GPU use bfloat16 "
+/// The sentence for weights of W that are to be rounded to Q under activations of T on B.
+template <class Q, class T, class W, class B> constexpr bool check_quantized() {
+  static_assert(is_rounded<Q>,
+                "mha: quantize<Q>() rounds to scaled_int8 or scaled_int4; borrow() keeps weights in half and bfloat16 "
                 "(see mha/block/quantized_weights.hpp)");
+  constexpr bool on_host = computes_on_host<B>;
+  static_assert(
+      on_host,
+      "mha: quantize() keeps weights in 8 or 4 bits on the host's backends, such as Cpu; on a GPU use bfloat16 "
+      "(see mha/block/quantized_weights.hpp)");
   constexpr bool fits =
       (std::is_same_v<T, float> || std::is_same_v<T, double>)&&(std::is_same_v<W, T> || NarrowScalar<W>);
   static_assert(fits,
                 "mha: quantize() is of layers, Linears and FeedForwards of float or double, and takes weights of their "
                 "scalar, or half and bfloat16 ones: convert these first (see mha/block/quantized_weights.hpp)");
-  return fits && on_host;
+  return is_rounded<Q> && fits && on_host;
 }
 
 /// Whether the backend multiplies rows of T by integers that it makes of weights of W.
-template <class B, class T, class W> constexpr bool keeps_eight_bits = computes_on_host<B>&& QuantizesWeights<B, T, W>;
+template <class B, class T, class W, class Q>
+constexpr bool keeps_rounded = computes_on_host<B>&& QuantizesWeights<B, T, W, Q>;
 
 /// What quantize() says of weights of which a backend packed the only ones.
 inline void require_unpacked(bool readable, const char* call, const char* what, std::int64_t count) {
@@ -38,17 +43,17 @@ inline void require_unpacked(bool readable, const char* call, const char* what, 
           " parameters only the packed ones are left: pass the weights to quantize(), and not to borrow()");
 }
 
-/// Each number of a matrix (in, out) = what its integer and scale make of it.
-template <class T> void round_to_eight_bits(const TensorView<T, 2>& m) {
+/// Each number of a matrix (in, out) = what its integer of Q and scale make of it.
+template <class Q, class T> void round_weights(const TensorView<T, 2>& m) {
   for (Index j = 0; j < m.extent[1]; ++j)
-    for (Index begin = 0; begin < m.extent[0]; begin += weights_per_scale) {
-      const Index end = std::min(begin + weights_per_scale, m.extent[0]);
-      std::uint32_t highest = 0;
-      for (Index i = begin; i < end; ++i) highest = std::max(highest, magnitude_bits(static_cast<float>(m(i, j))));
-      const EightBits bits(highest);
+    for (Index begin = 0; begin < m.extent[0]; begin += weights_per_scale<Q>) {
+      const Index end = std::min(begin + weights_per_scale<Q>, m.extent[0]);
+      float farthest = 0;
+      for (Index i = begin; i < end; ++i) farthest = farther(farthest, static_cast<float>(m(i, j)));
+      const WeightRounding<Q> rounding(farthest);
       for (Index i = begin; i < end; ++i) {
-        const float integer = EightBits::integer(static_cast<float>(m(i, j)), bits.factor);
-        m(i, j) = static_cast<T>(integer * bits.scale);
+        const float integer = WeightRounding<Q>::integer(static_cast<float>(m(i, j)), rounding.factor);
+        m(i, j) = static_cast<T>(integer * rounding.scale);
       }
     }
 }

@@ -76,13 +76,22 @@ struct scaled_int8 {
   scaled_int8() = default;  // and no other: scaled_int8(0.5f) would initialise an aggregate
 };
 
+/// Two weights in 4 bits, one in the lower half of the byte and the next in the upper one: integers from −8 to 7, to be
+/// multiplied by a scale that neighbours share. Parts of a block keep their matrices so: quantize<scaled_int4>().
+struct scaled_int4 {
+  std::uint8_t pair;
+
+  scaled_int4() = default;
+};
+
 /// What a scalar is accumulated in; specialise it for a storage scalar of your own.
 template <class T> struct ScalarTraits { using Accumulator = T; };
 template <> struct ScalarTraits<half> { using Accumulator = float; };
 template <> struct ScalarTraits<bfloat16> { using Accumulator = float; };
 template <> struct ScalarTraits<scaled_int8> { using Accumulator = float; };
+template <> struct ScalarTraits<scaled_int4> { using Accumulator = float; };
 
-/// float for scaled_int8, half, bfloat16 and float; the scalar itself otherwise.
+/// float for scaled_int4, scaled_int8, half, bfloat16 and float; the scalar itself otherwise.
 template <class T> using Accumulator = typename ScalarTraits<std::remove_cv_t<T>>::Accumulator;
 
 /// −∞ of a scalar: what a hidden logit is.
@@ -109,6 +118,8 @@ template <class T> constexpr const char* scalar_name() {
     return "bfloat16";
   else if constexpr (std::same_as<T, scaled_int8>)
     return "scaled_int8";
+  else if constexpr (std::same_as<T, scaled_int4>)
+    return "scaled_int4";
   else
     return "user scalar";
 }

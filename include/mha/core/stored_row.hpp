@@ -30,9 +30,6 @@ MHA_HOST_DEVICE inline float row_scale(const scaled_int8* row) {
   return scale;
 }
 
-/// Rows of a matrix (in, out) of weights in 8 bits whose numbers in a column share a scale.
-inline constexpr Index weights_per_scale = 256;
-
 namespace detail {
 
 /// |x| as an integer, which is in the order of |x|, infinity and NaN above all.

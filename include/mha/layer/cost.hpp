@@ -134,9 +134,9 @@ inline double memory_width(const Config& c) {
   return double(c.kv_model) + (c.value_model != c.kv_model ? c.value_model : 0);
 }
 
-/// The cost of a layer of these policies, whose configuration is complete, in scalar T, its matrices in weight_size
+/// The cost of a layer of these policies, whose configuration is complete, in scalar T, its matrices in weight_bytes
 /// bytes a number.
-template <class T, class Policies> Cost layer_cost(const Config& c, const CallRows& rows, std::size_t weight_size) {
+template <class T, class Policies> Cost layer_cost(const Config& c, const CallRows& rows, double weight_bytes) {
   constexpr bool has_norm = Policies::Norm::has_weights, has_gates = Policies::Concat::has_gates;
   using Output = typename Policies::Output;
   const double E = c.d_model, q_rows = rows.queries, k_rows = rows.keys;
@@ -144,7 +144,7 @@ template <class T, class Policies> Cost layer_cost(const Config& c, const CallRo
   const double concat = c.concat_width(), y_width = Output::width(c.concat_width(), c.d_model);
   const double q_weights = E * q_width, kv_weights = c.kv_model * k_width + c.value_model * v_width;
   const double out_weights = Output::has_weights ? concat * E : 0;
-  const double bytes = sizeof(T), saved = bytes - double(weight_size);
+  const double bytes = sizeof(T), saved = bytes - weight_bytes;
 
   Cost cost;
   cost.visible_pairs = rows.visible_pairs;
@@ -218,13 +218,13 @@ template <class T, Mask M> CallRows call_rows(const Config& c, Index batch, Inde
 /// The cost of a call without a cache.
 template <class T, class Policies, Mask M>
 Cost layer_cost(const Config& c, Index batch, Index queries, Index keys, const M& mask,
-                std::size_t weight_size = sizeof(T)) {
-  return layer_cost<T, Policies>(c, call_rows<T>(c, batch, queries, keys, mask), weight_size);
+                double weight_bytes = sizeof(T)) {
+  return layer_cost<T, Policies>(c, call_rows<T>(c, batch, queries, keys, mask), weight_bytes);
 }
 
 /// The same of a step of a cache: keys and values are made of its rows alone, and all that are stored are read.
 template <class T, class Policies, class Step, Mask M>
-Cost step_cost(const Config& c, const Step& step, const M& mask, std::size_t weight_size) {
+Cost step_cost(const Config& c, const Step& step, const M& mask, double weight_bytes) {
   const CallShape shape = step.shape(c.num_heads);
   double keys = 0;
   for (Index b = 0; b < shape.batch; ++b) keys += step.kept(b);
@@ -242,7 +242,7 @@ Cost step_cost(const Config& c, const Step& step, const M& mask, std::size_t wei
   return layer_cost<T, Policies>(c,
                                  {double(step.rows()), double(step.rows()), keys, sizeof(typename Step::Scalar),
                                   visible_pairs(ready, shape, [&](Index b) { return shape.queries_end(b); })},
-                                 weight_size);
+                                 weight_bytes);
 }
 
 }  // namespace detail

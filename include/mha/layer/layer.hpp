@@ -164,13 +164,14 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
   /// Errors    ShapeError if a size is negative, or a mask's data does not fit it or is in device memory
   template <Mask... Masks>
   [[nodiscard]] Cost cost(Index batch, Index queries, Index keys, const Masks&... masks) const {
-    return detail::layer_cost<T, Policies>(config_, batch, queries, keys, all_masks(masks...), products_.weight_size());
+    return detail::layer_cost<T, Policies>(config_, batch, queries, keys, all_masks(masks...),
+                                           products_.weight_bytes());
   }
   /// The same of layer(x, step[i], masks…).
   template <detail::LayerStepArgument Step, Mask... Masks>
   [[nodiscard]] Cost cost(const Step& step, const Masks&... masks) const {
     step.check_sizes(config_);
-    return detail::step_cost<T, Policies>(config_, step, all_masks(masks...), products_.weight_size());
+    return detail::step_cost<T, Policies>(config_, step, all_masks(masks...), products_.weight_bytes());
   }
 
   /// The heads, policies, cost, kernel and memory of such a call, one fact a line.

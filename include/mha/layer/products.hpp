@@ -61,16 +61,16 @@ template <class T, class B> class LayerProducts {
     }
   }
 
-  /// By weights in another scalar, or rounded to 8 bits, and parameters that fit them. Nothing changes if a weight is
-  /// wrong or memory is short.
-  template <bool eight_bits, class Policies, class W>
+  /// By weights in another scalar, or rounded to Q, and parameters that fit them. Nothing changes if a weight is wrong
+  /// or memory is short.
+  template <class Q, class Policies, class W>
   static LayerProducts take(const B& backend, Parameters<T, Policies>& parameters, const ParameterViews<const W>& w) {
     constexpr bool has_output = Policies::Output::has_weights;
-    if constexpr (eight_bits ? keeps_eight_bits<B, T, W> : keeps_narrow<B, T, W>) {
+    if constexpr (is_rounded<Q> ? keeps_rounded<B, T, W, Q> : keeps_narrow<B, T, W>) {
       LayerProducts products;
       products.packed_ = with_parts(w, has_output, [&](std::span<const DenseWeights<W>> parts) {
-        if constexpr (eight_bits)
-          return Packed::in_eight_bits(backend, parts);
+        if constexpr (is_rounded<Q>)
+          return Packed::template rounded_to<Q>(backend, parts);
         else
           return Packed(backend, parts);
       });
@@ -79,7 +79,7 @@ template <class T, class B> class LayerProducts {
     } else {
       const auto wide = std::make_shared<Parameters<T, Policies>>(parameters.config());
       wide->write(w, [](const ParameterViews<T>& copy) {
-        if constexpr (eight_bits) round_to_eight_bits(copy);
+        if constexpr (is_rounded<Q>) round_weights<Q>(copy);
       });
       LayerProducts products(backend, wide->views(), has_output);
       if (products.packed())
@@ -98,8 +98,8 @@ template <class T, class B> class LayerProducts {
 
   /// The scalar that the matrices are read in.
   const char* weight_scalar() const { return packed_.scalar(); }
-  std::size_t weight_size() const { return packed_.scalar_size(); }
-  bool in_eight_bits() const { return packed_.in_eight_bits(); }
+  double weight_bytes() const { return packed_.weight_bytes(); }
+  template <class W> bool are() const { return packed_.template are<W>(); }
 
   /// The norms' weights and the gates where the backend reads them.
   LayerVectors<T> vectors(const ParameterViews<const T>& w) const {
@@ -214,10 +214,10 @@ template <class T, class B> class LayerProducts {
     return pack(std::span<const DenseWeights<W>>(parts, has_output ? std::size_t{4} : std::size_t{3}));
   }
 
-  static void round_to_eight_bits(const ParameterViews<T>& w) {
+  template <class Q> static void round_weights(const ParameterViews<T>& w) {
     for (const HeadWeights<T>* heads : {&w.query, &w.key, &w.value})
-      for (Index h = 0; h < heads->head_count(); ++h) mha::detail::round_to_eight_bits(heads->head(h));
-    mha::detail::round_to_eight_bits(w.output.weight);
+      for (Index h = 0; h < heads->head_count(); ++h) mha::detail::round_weights<Q>(heads->head(h));
+    mha::detail::round_weights<Q>(w.output.weight);
   }
 
   static void project(const B& backend, const TensorView<const T, 2>& rows, const HeadWeights<const T>& weights,

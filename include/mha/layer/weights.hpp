@@ -89,28 +89,29 @@ template <class T, Backend B, class Policies> class LayerWeights {
   template <detail::WeightsOfAnother<T> Weights>
   void borrow(const Weights& weights, std::shared_ptr<const void> = nullptr) {
     if constexpr (detail::check_narrow<T, detail::WeightScalar<Weights>>())
-      products_ = Products::template take<false>(backend_, parameters_, parameters_.checked(weights));
+      products_ = Products::template take<T>(backend_, parameters_, parameters_.checked(weights));
   }
 
-  /// Weights whose matrices are rounded to 8 bits: layer.quantize({.query = …}), or in half or bfloat16 under float or
-  /// double, layer.quantize(mha::BorrowedWeights<mha::bfloat16>{.query = …}). They are read here only; update() is
-  /// refused afterwards, as for borrowed ones.
+  /// Weights whose matrices are rounded to 8 bits, or 4: layer.quantize({.query = …}),
+  /// layer.quantize<mha::scaled_int4>( …); of half or bfloat16 under float or double
+  /// layer.quantize(mha::BorrowedWeights<mha::bfloat16>{.query = …}). They are read here only; update() is refused
+  /// afterwards, as for borrowed ones.
   ///
-  /// Formula, Bits, Memory    as a Linear's
+  /// Formula, Numerics, Bits, Memory    as a Linear's
   /// Errors    as borrow()
-  template <class Weights = BorrowedWeights<T>>
+  template <class Q = scaled_int8, class Weights = BorrowedWeights<T>>
   requires(requires { typename detail::WeightScalar<Weights>; }) void quantize(const Weights& weights) {
-    if constexpr (detail::check_quantized<T, detail::WeightScalar<Weights>, B>())
-      products_ = Products::template take<true>(backend_, parameters_, parameters_.checked(weights, "quantize"));
+    if constexpr (detail::check_quantized<Q, T, detail::WeightScalar<Weights>, B>())
+      products_ = Products::template take<Q>(backend_, parameters_, parameters_.checked(weights, "quantize"));
   }
-  /// The same of the weights that it has, its own or borrowed; of packed ones in 8 bits nothing.
+  /// The same of the weights that it has, its own or borrowed; of packed ones that are in Q already nothing.
   ///
-  /// Errors    ShapeError if there are none, or only packed ones of more bits
-  template <int = 0> void quantize() {
+  /// Errors    ShapeError if there are none, or only packed ones of another kind
+  template <class Q = scaled_int8> void quantize() {
     require_weights("quantize");
-    if (products_.in_eight_bits()) return;
+    if (products_.template are<Q>()) return;
     detail::require_unpacked(!parameters_.packed_only(), "quantize", "layer", parameter_count());
-    quantize(parameters_.views());
+    quantize<Q>(parameters_.views());
   }
 
   /// Frees the layer's matrices, or lets go of borrowed ones: the packed ones are enough for every call. parameters()

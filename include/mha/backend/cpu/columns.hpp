@@ -7,10 +7,10 @@
 #include <cstring>
 
 #include "../../core/check.hpp"
+#include "../../core/rounded_weights.hpp"
 #include "../../core/scalar.hpp"
-#include "../../core/stored_row.hpp"
 #include "../../core/view.hpp"
-#include "../simd/panel_kernel.hpp"
+#include "../simd/panel_layout.hpp"
 
 /// What a product multiplies by, in panels of columns.
 namespace mha::inline MHA_NAMESPACE::detail::cpu {
@@ -38,32 +38,46 @@ template <class T> void copy_panel(const TensorView<const T, 2>& matrix, Index p
     }
 }
 
-/// The same in 8 bits, of a block of the depth: `to` is where the integers go, behind a scale for each column.
+/// Integer of row d and column j of a group, of which the rows before are written.
+inline void put_integer(scaled_int8* group, Index d, Index j, std::int8_t integer) {
+  group[d * panel_columns<scaled_int8> + j].integer = integer;
+}
+inline void put_integer(scaled_int4* group, Index d, Index j, std::int8_t integer) {
+  std::uint8_t& pair = group[d / 2 * panel_columns<scaled_int4> + j].pair;
+  const auto half = static_cast<std::uint8_t>(integer & 15);
+  pair = d % 2 == 0 ? half : static_cast<std::uint8_t>(pair | half << 4);
+}
+/// The same rounded to Q, of a block of the depth: `to` is where the integers of its first group go, behind a scale for
+/// each column.
 ///
-/// Formula   that of quantize_row(), of the n numbers of a column
-template <class W>
-void quantize_panel(const TensorView<const W, 2>& matrix, Index p, Index k, Index n, scaled_int8* to) {
-  constexpr Index columns = panel_columns<scaled_int8>, few = 16;
-  static_assert(panel_columns<W> == columns && simd::depth_block == weights_per_scale);
+/// Formula   WeightRounding's, of the numbers of a column in a group
+template <class Q, class W>
+void quantize_panel(const TensorView<const W, 2>& matrix, Index p, Index k, Index n, Q* to) {
+  constexpr Index columns = panel_columns<Q>, group = simd::panel_group<Q>, few = 16;
+  static_assert(panel_columns<W> == columns && group % few == 0);
   W rows[std::size_t{few * columns}];
-  const auto each = [&](const auto& f) {
-    for (Index begin = 0; begin < n; begin += few) {
-      const Index count = std::min(few, n - begin);
-      copy_panel(matrix, p, k + begin, count, rows);
-      for (Index d = 0; d < count; ++d)
-        for (Index j = 0; j < columns; ++j) f(begin + d, j, static_cast<float>(rows[d * columns + j]));
+  for (Index first = 0; first < n; first += group, to += simd::panel_elements<Q>(group)) {
+    const Index depth = std::min(group, n - first);
+    const auto each = [&](const auto& f) {
+      for (Index begin = 0; begin < depth; begin += few) {
+        const Index count = std::min(few, depth - begin);
+        copy_panel(matrix, p, k + first + begin, count, rows);
+        for (Index d = 0; d < count; ++d)
+          for (Index j = 0; j < columns; ++j) f(begin + d, j, static_cast<float>(rows[d * columns + j]));
+      }
+    };
+    float farthest[std::size_t{columns}] = {};
+    each([&](Index, Index j, float x) { farthest[j] = farther(farthest[j], x); });
+    WeightScale<Q> scales[std::size_t{columns}];
+    float factors[std::size_t{columns}];
+    for (Index j = 0; j < columns; ++j) {
+      const WeightRounding<Q> rounding(farthest[j]);
+      scales[j] = WeightScale<Q>(rounding.scale);
+      factors[j] = rounding.factor;
     }
-  };
-  std::uint32_t highest[std::size_t{columns}] = {};
-  each([&](Index, Index j, float x) { highest[j] = std::max(highest[j], magnitude_bits(x)); });
-  float scales[std::size_t{columns}], factors[std::size_t{columns}];
-  for (Index j = 0; j < columns; ++j) {
-    const EightBits bits(highest[j]);
-    scales[j] = bits.scale;
-    factors[j] = bits.factor;
+    std::memcpy(static_cast<void*>(to - simd::panel_lead<Q>), scales, sizeof scales);
+    each([&](Index d, Index j, float x) { put_integer(to, d, j, WeightRounding<Q>::integer(x, factors[j])); });
   }
-  std::memcpy(static_cast<void*>(to - simd::panel_lead<scaled_int8>), scales, sizeof scales);
-  each([&](Index d, Index j, float x) { to[d * columns + j].integer = EightBits::integer(x, factors[j]); });
 }
 
 inline constexpr std::size_t enough_weights = 1 << 18;  // below, waking threads takes longer than copying

@@ -72,11 +72,11 @@ template <class Threads> class CpuWith {
   bool pack_into(detail::cpu::PackedWeights<T>& packed, std::span<const DenseWeights<T>> parts) const {
     return packed.rewrite(parts, threads_);
   }
-  /// Weights in 8 bits, rounded from wider ones: integers, and a scale for each column of weights_per_scale rows.
+  /// Weights rounded to Q: integers, and a scale for each column of weights_per_scale rows.
   ///
   /// Numerics  gemm() by them has the bits of the rounded numbers in float
-  template <class W>
-  requires(std::is_same_v<Accumulator<W>, float>) detail::cpu::PackedWeights<scaled_int8> quantize(
+  template <class Q, class W>
+  requires(detail::is_rounded<Q>&& std::is_same_v<Accumulator<W>, float>) detail::cpu::PackedWeights<Q> quantize(
       std::span<const DenseWeights<W>> parts)
   const { return {parts, threads_}; }
   /// to (K, N), in rows = the matrix of a part, in T: W or its accumulator.

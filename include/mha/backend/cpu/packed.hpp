@@ -18,15 +18,15 @@
 namespace mha::inline MHA_NAMESPACE::detail::cpu {
 
 /// Matrices as the kernels read them: panel after panel, each (K, panel_columns) in a row, every part from a panel of
-/// its own. 16-bit storage stays 16 bit and is widened in registers, and so are the integers of scaled_int8, with a
-/// scale for each column of each block of the depth; biases are accumulators.
+/// its own. 16-bit storage stays 16 bit and is widened in registers, and so are the integers of scaled_int8 and
+/// scaled_int4, with a scale for each column of weights_per_scale rows; biases are accumulators.
 ///
 /// Memory    the matrices' own size, the last panel of each part filled up with zeros
 template <class T> class PackedWeights {
   using A = Accumulator<T>;
 
  public:
-  /// From T, or of scaled_int8 from what it is rounded from.
+  /// From T, or of integers from what they are rounded from.
   template <class W, class Threads> PackedWeights(std::span<const DenseWeights<W>> parts, const Threads& threads) {
     Index panels = 0;
     for (const DenseWeights<W>& w : parts) {
@@ -62,16 +62,23 @@ template <class T> class PackedWeights {
     const Part& own = of(part);
     const auto task = [&](Index p, Index) {
       const Index first = p * panel_columns<T>, count = std::min(panel_columns<T>, own.columns - first);
-      for (Index k = 0; k < own.depth; ++k) {
-        const T* const from = panel(part, p, k);
-        if constexpr (std::is_same_v<T, U>) {
-          std::copy_n(from, count, &to(k, first));
-        } else if constexpr (simd::panel_lead<T> != 0) {
-          U row[std::size_t{panel_columns<T>}];
-          simd::widen_panel<U, T>(level, from, panel(part, p, k - k % depth_block) - simd::panel_lead<T>, 1, row);
-          std::copy_n(row, count, &to(k, first));
-        } else {
-          simd::widen<U, T>(level, from, 0, 1, count, &to(k, first));
+      if constexpr (is_rounded<T>) {
+        constexpr Index few = 32;  // rows, of one group
+        static_assert(simd::panel_group<T> % few == 0);
+        U rows[std::size_t{few * panel_columns<T>}];
+        for (Index k = 0; k < own.depth; k += few) {
+          const Index n = std::min(few, own.depth - k);
+          const T* const group = panel(part, p, k / simd::panel_group<T> * simd::panel_group<T>);
+          simd::widen_panel<U, T>(level, panel(part, p, k), group - simd::panel_lead<T>, n, rows);
+          for (Index i = 0; i < n; ++i) std::copy_n(rows + i * panel_columns<T>, count, &to(k + i, first));
+        }
+      } else {
+        for (Index k = 0; k < own.depth; ++k) {
+          const T* const from = panel(part, p, k);
+          if constexpr (std::is_same_v<T, U>)
+            std::copy_n(from, count, &to(k, first));
+          else
+            simd::widen<U, T>(level, from, 0, 1, count, &to(k, first));
         }
       }
     };
@@ -81,7 +88,7 @@ template <class T> class PackedWeights {
 
   std::size_t bytes() const { return weight_count_ * sizeof(T) + bias_count_ * sizeof(A); }
 
-  /// Rows of panel p of a part, from row k on.
+  /// Rows of panel p of a part, from row k on; of scaled_int4 the first of a group.
   const T* panel(Index part, Index p, Index k) const { return weights_.get() + at(of(part), p, k); }
   /// The biases of panel p of a part, null for none.
   const A* bias(Index part, Index p) const {

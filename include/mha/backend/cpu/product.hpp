@@ -111,7 +111,7 @@ template <class T, class S> class DenseProduct {
         done = slot + (side_by_side ? simd::row_panels : 1);
         for (Index k = 0; k < depth(); k += depth_block) {
           const S* const panel = columns_.panel(part, p, k, depth_at(k), panel_scratch);
-          const S* const next = panel + std::ptrdiff_t{depth_at(k)} * panel_columns<T>;
+          const S* const next = panel + simd::panel_elements<S>(depth_at(k));
           add(part, p, k, shared_rows(k), panel, next, target(part, p, slot, 0, slots), n, wide,
               side_by_side ? simd::panel_elements<S>(depth()) : 0);
         }
@@ -126,8 +126,8 @@ template <class T, class S> class DenseProduct {
           const S* const panel = columns_.panel(part, p, k, depth_at(k), panel_scratch);
           if (slot == 0) first_panel = panel;
           const bool is_last = slot + 1 == (end - begin) * pieces();
-          const S* const next = is_last ? first_panel + std::ptrdiff_t{depth_block} * panel_columns<T>
-                                        : panel + simd::panel_elements<S>(depth());
+          const S* const next =
+              is_last ? first_panel + simd::panel_elements<S>(depth_block) : panel + simd::panel_elements<S>(depth());
           add(part, p, k, rows, panel, next, target(part, p, slot, first_row, slots), n, wide);
           if (k + depth_block >= depth()) finish(part, p, slot);
         });
@@ -154,7 +154,8 @@ template <class T, class S> class DenseProduct {
   static constexpr Index most_panels_of_a_row = 96;  // whose sums stay in the L1 cache
   static constexpr Index most_tasks = 8;             // for each worker, so that none waits long for the last
 
-  static constexpr Index most_rows_widening = 32;  // that widen a panel each time they meet it
+  // That widen a panel each time they meet it; integers take more instructions.
+  static constexpr Index most_rows_widening = simd::panel_pairs<S> ? 8 : is_rounded<S> ? 16 : 32;
 
   static constexpr std::size_t size(Index n) { return static_cast<std::size_t>(n); }
   Index rows() const { return a_.extent[0]; }
@@ -232,9 +233,8 @@ template <class T, class S> class DenseProduct {
     if constexpr (!std::is_same_v<S, A>)
       if (n > most_rows_widening) {
         simd::widen_panel(isa_, panel, panel - simd::panel_lead<S>, depth, wide);
-        constexpr std::ptrdiff_t row = panel_columns<T> * static_cast<std::ptrdiff_t>(sizeof(S));
         wide_kernel_({rows.data, rows.stride, wide, columns_.uses_scratch() ? panel : next, before, stride, to.c,
-                      to.stride, n, depth, columns, 0, row});
+                      to.stride, n, depth, columns, 0, simd::panel_row_bytes<S>});
         return;
       }
     kernel_({rows.data, rows.stride, panel, columns_.uses_scratch() ? panel : next, before, stride, to.c, to.stride, n,

@@ -10,36 +10,17 @@
 #include "../../config.hpp"
 #include "../../core/scalar.hpp"
 #include "isa.hpp"
+#include "paired_steps.hpp"
+#include "panel_layout.hpp"
+#include "panel_steps.hpp"
 #include "vector.hpp"
-#include "widen.hpp"
 
 namespace mha::inline MHA_NAMESPACE::detail::simd {
 
-/// Columns of a panel: 192 bytes of accumulators are whole tiles of registers at every level, so that weights packed
-/// under one level multiply under any other.
-template <class A> inline constexpr Index panel_columns = 192 / static_cast<Index>(sizeof(A));
-
-/// Rows of the depth in one chain of sums. It is the only size that the bits of a product depend on.
-inline constexpr Index depth_block = 256;
-
-/// Elements of S before a block of a panel's rows: of scaled_int8 a float for each column, what its integers in the
-/// block are multiplied by.
-template <class S> inline constexpr Index panel_lead = 0;
-template <> inline constexpr Index panel_lead<scaled_int8> = panel_columns<float>* static_cast<Index>(sizeof(float));
-
-/// Where row k of a panel begins, which is the first of its block or lies behind it.
-template <class S> constexpr std::ptrdiff_t panel_row_at(Index k) {
-  return std::ptrdiff_t{k} * panel_columns<Accumulator<S>> + std::ptrdiff_t{k / depth_block + 1} * panel_lead<S>;
-}
-/// Elements that a panel takes.
-template <class S> constexpr std::ptrdiff_t panel_elements(Index depth) {
-  return std::ptrdiff_t{depth} * panel_columns<Accumulator<S>> +
-         std::ptrdiff_t{blocks_of(depth, depth_block)} * panel_lead<S>;
-}
-
 /// c (n, columns) = before + rows (n, depth) · panel (depth, panel_columns), depth from 1 to depth_block.
 ///
-/// Rows of a panel lie panel_columns apart; `before` may be c, a bias row at stride 0, or null for none.
+/// The rows of a panel begin behind the scales of their columns, if S has any; `before` may be c, a bias row at stride
+/// 0, or null for none.
 template <class A, class S> struct PanelArgs {
   const A* rows;
   std::ptrdiff_t rows_stride;
@@ -52,41 +33,17 @@ template <class A, class S> struct PanelArgs {
   Index n, depth;
   Index columns;                    ///< written ones of a panel, rounded up to a multiple of panel_grain
   std::ptrdiff_t side_by_side = 0;  ///< if not 0: one row meets row_panels whole panels, so many elements apart
-  std::ptrdiff_t next_row = panel_columns<A> * static_cast<std::ptrdiff_t>(sizeof(S));  ///< bytes of a row of next
-  const S* lead = nullptr;  ///< set by the kernel: what lies before the panel's rows
+  std::ptrdiff_t next_row = panel_row_bytes<S>;  ///< bytes of a row of next
+  const S* lead = nullptr;                       ///< set by the kernel: what lies before the panel's rows
 
   /// Goes on with the columns behind so many.
   MHA_ALWAYS_INLINE void skip(Index more) {
     panel += more;
     c += more;
     before += more;
-    if constexpr (panel_lead<S> != 0) lead += more * static_cast<Index>(sizeof(float));
+    if constexpr (is_rounded<S>) lead += more * static_cast<Index>(sizeof(WeightScale<S>));
   }
 };
-
-/// A register of the columns of a panel's row; their scales, of storage that has them, are the floats at `lead` +
-/// apart.
-template <class A, class Isa, class S>
-MHA_ALWAYS_INLINE void load_columns(vector_t<A, Isa>& v, const S* from, const S* lead, std::ptrdiff_t apart,
-                                    int first) {
-  load_widened<A, Isa>(v, from + first);
-  if constexpr (panel_lead<S> != 0) {
-    vector_t<A, Isa> scale;
-    load(scale, reinterpret_cast<const float*>(lead + apart) + first);
-    v = v * scale;
-  }
-}
-
-/// Registers of columns that are computed at a time, then what is left of a panel. 32 of 64 bytes have room for a whole
-/// panel; short ones are a line of 64 bytes, so that what a block of the depth has of them stays in the first cache,
-/// as do the lines or half lines of 16 registers.
-template <class Isa> inline constexpr int panel_registers = Isa::registers < 32 ? 2 : short_registers<Isa> ? 4 : 3;
-
-/// Rows that are computed at a time, at most.
-template <class Isa>
-inline constexpr int panel_rows = Isa::registers == 32 ? 24 / panel_registers<Isa>
-                                  : Isa::minimal       ? 4
-                                                       : 6;
 
 /// Registers that are written together: of short ones a whole line, which takes less code.
 template <class Isa>
@@ -109,6 +66,8 @@ inline constexpr int row_panels = 4;
 /// Numerics  an element is one chain of fused multiply-adds from 0 in the order of the depth, then added to `before`:
 ///           its bits depend on neither the tile nor the other rows and columns
 template <class A, class S> struct PanelBody {
+  using Steps = PanelSteps<A, S>;
+
   template <class Isa> MHA_ALWAYS_INLINE static void run(PanelArgs<A, S> p) {
     constexpr int W = Vector<A, Isa>::width;
     constexpr int wide = panel_registers<Isa>;
@@ -162,29 +121,13 @@ template <class A, class S> struct PanelBody {
   template <class Isa, int Panels, int Vectors> MHA_ALWAYS_INLINE static void one_row(const PanelArgs<A, S>& p) {
     using V = vector_t<A, Isa>;
     constexpr int W = Vector<A, Isa>::width;
-    const A* row = p.rows;
-    const S* panel = p.panel;
-    const S* const end = panel + std::ptrdiff_t{p.depth} * panel_columns<A>;
-    const std::ptrdiff_t apart = p.side_by_side;
     V sum[std::size_t{Panels}][std::size_t{Vectors}];
     MHA_UNROLL_4
     for (int i = 0; i < Panels; ++i) {
       MHA_UNROLL_16
       for (int j = 0; j < Vectors; ++j) sum[i][j] = V{};
     }
-    for (; panel != end; panel += panel_columns<A>, ++row) {
-      V x;
-      broadcast(x, *row);
-      MHA_UNROLL_4
-      for (int i = 0; i < Panels; ++i) {
-        MHA_UNROLL_16
-        for (int j = 0; j < Vectors; ++j) {
-          V column;
-          load_columns<A, Isa>(column, panel + i * apart, p.lead, i * apart, j * W);
-          multiply_add<false>(sum[i][j], x, column);
-        }
-      }
-    }
+    Steps::template add_row<Isa>(sum, p.rows, p.depth, p.panel, p.lead, p.side_by_side);
     MHA_UNROLL_4
     for (int i = 0; i < Panels; ++i) {
       MHA_UNROLL_16
@@ -239,29 +182,12 @@ template <class A, class S> struct PanelBody {
     }
   }
 
-  /// One step of the depth: sum[i] += rows[i · rows_stride] · a row of the panel. The first row's number may come
-  /// straight from memory, as its address needs no arithmetic: two loads more, and one instruction fewer.
-  template <class Isa, bool FirstFromMemory, class V, std::size_t RowCount, std::size_t Vectors>
-  MHA_ALWAYS_INLINE static void add_products(V (&sum)[RowCount][Vectors], const A* rows, std::ptrdiff_t rows_stride,
-                                             const S* panel, const S* lead) {
-    constexpr int W = Vector<A, Isa>::width;
-    constexpr bool alone = RowCount * Vectors == 1;
-    V column[Vectors];
-    MHA_UNROLL_8
-    for (int j = 0; j < int{Vectors}; ++j) load_columns<A, Isa>(column[j], panel, lead, 0, j * W);
-    multiply_add_all<alone, FirstFromMemory ? int{Vectors} : 1>(sum[0], rows[0], column);
-    MHA_UNROLL_16
-    for (int i = 1; i < int{RowCount}; ++i) multiply_add_all<alone>(sum[i], rows[i * rows_stride], column);
-  }
-
   template <class Isa, int RowCount, int Vectors>
   MHA_ALWAYS_INLINE static void tile(const PanelArgs<A, S>& p, Index first, const char* next, std::ptrdiff_t step) {
     using V = vector_t<A, Isa>;
     constexpr int W = Vector<A, Isa>::width;
     const std::ptrdiff_t rows_stride = p.rows_stride;
     const A* rows = p.rows + first * rows_stride;
-    const S* panel = p.panel;
-    const S* const end = panel + std::ptrdiff_t{p.depth} * panel_columns<A>;
     A* const c = p.c + first * p.c_stride;
     MHA_UNROLL_16
     for (int i = 0; i < RowCount; ++i) {
@@ -274,30 +200,7 @@ template <class A, class S> struct PanelBody {
       MHA_UNROLL_8
       for (int j = 0; j < Vectors; ++j) sum[i][j] = V{};
     }
-    constexpr bool whole = std::is_same_v<A, S> && Isa::register_bytes > 16 && RowCount == panel_rows<Isa> &&
-                           Vectors == panel_registers<Isa>;
-    if constexpr (whole) {
-      // Four steps for each prefetch, where that is enough: at 512 bits 36 instructions for 24 multiply-adds and
-      // not 47. It matters most where something else takes a part of what the core can issue.
-      // Of NEON's registers g++ would keep some in memory.
-      constexpr std::ptrdiff_t line = 64;
-      const std::ptrdiff_t ahead = 4 * Vectors * step;
-      if (ahead <= line) {
-        const S* const last = panel + std::ptrdiff_t{p.depth / 4 * 4} * panel_columns<A>;
-        for (; panel != last; panel += 4 * panel_columns<A>, rows += 4, next += ahead) {
-          __builtin_prefetch(next, 0, 2);
-          add_products<Isa, true>(sum, rows, rows_stride, panel, p.lead);
-          add_products<Isa, true>(sum, rows + 1, rows_stride, panel + panel_columns<A>, p.lead);
-          add_products<Isa, true>(sum, rows + 2, rows_stride, panel + 2 * panel_columns<A>, p.lead);
-          add_products<Isa, true>(sum, rows + 3, rows_stride, panel + 3 * panel_columns<A>, p.lead);
-        }
-      }
-    }
-    for (; panel != end; panel += panel_columns<A>, ++rows) {
-      MHA_UNROLL_8
-      for (int j = 0; j < Vectors; ++j, next += step) __builtin_prefetch(next, 0, 2);
-      add_products<Isa, whole>(sum, rows, rows_stride, panel, p.lead);
-    }
+    Steps::template add_rows<Isa>(sum, rows, rows_stride, p.depth, p.panel, p.lead, next, step);
     const A* const before = p.before + first * p.before_stride;
     MHA_UNROLL_16
     for (int i = 0; i < RowCount; ++i) {
@@ -315,13 +218,7 @@ template <class A, class S> struct PanelBody {
 /// to (depth, panel_columns) = rows of a panel, of one block of its depth, behind whose lead they lie.
 template <class A, class S> struct WidenPanelBody {
   template <class Isa> MHA_ALWAYS_INLINE static void run(const S* panel, const S* lead, Index depth, A* to) {
-    constexpr int W = Vector<A, Isa>::width;
-    for (Index k = 0; k < depth; ++k, panel += panel_columns<A>, to += panel_columns<A>)
-      for (int j = 0; j < panel_columns<A>; j += W) {
-        vector_t<A, Isa> v;
-        load_columns<A, Isa>(v, panel, lead, 0, j);
-        store(to + j, v);
-      }
+    PanelSteps<A, S>::template widen<Isa>(panel, lead, depth, to);
   }
 };
 /// The same at the level.
