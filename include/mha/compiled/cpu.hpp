@@ -91,16 +91,19 @@ __attribute__((used)) static void (*const revision)() = &compile_all_files_again
       const mha::Config&, const mha::TensorView<const T, 3>&, const mha::detail::MemoryRows<T>&, bool,                 \
       mha::Workspace::Frame&);
 
+#define MHA_CPU_WEIGHT_CALLS(Extern, T, W, Threads)                                                        \
+  Extern template void mha::detail::cpu::multiply(const mha::TensorView<const T, 2>&,                      \
+                                                  const mha::detail::cpu::AnyColumns<W>&,                  \
+                                                  std::span<const mha::TensorView<T, 2>>, mha::Workspace&, \
+                                                  const Threads&, const mha::detail::simd::AnyEpilogue<T>&);
+
 #define MHA_CPU_NARROW_CALLS(Extern, T, W, Threads)                                                               \
   Extern template void mha::detail::cpu::attend(const mha::detail::cpu::AnyCall<T, W>&, mha::IsaLevel,            \
                                                 mha::Workspace&, const Threads&);                                 \
   Extern template void mha::detail::cpu::weights(const mha::detail::cpu::AnyCall<T, W>&, mha::IsaLevel,           \
                                                  const mha::TensorView<mha::Accumulator<T>, 4>&, mha::Workspace&, \
                                                  const Threads&);                                                 \
-  Extern template void mha::detail::cpu::multiply(const mha::TensorView<const T, 2>&,                             \
-                                                  const mha::detail::cpu::AnyColumns<W>&,                         \
-                                                  std::span<const mha::TensorView<T, 2>>, mha::Workspace&,        \
-                                                  const Threads&, const mha::detail::simd::AnyEpilogue<T>&);
+  MHA_CPU_WEIGHT_CALLS(Extern, T, W, Threads)
 
 #define MHA_LAYER_PARTS(Extern, T)                                                                               \
   Extern template void mha::XavierUniform::operator()(const mha::ParameterViews<T>&) const;                      \
@@ -130,18 +133,26 @@ __attribute__((used)) static void (*const revision)() = &compile_all_files_again
   MHA_CPU_READERS(Extern, mha::Accumulator<T>, W) \
   MHA_CPU_NARROW(Extern, T, W)
 
-#define MHA_CPU_KERNELS(Extern)                \
-  MHA_POOL_THREADS(Extern)                     \
-  MHA_REVISION(Extern)                         \
-  MHA_CPU_TILES(Extern, float)                 \
-  MHA_CPU_TILES(Extern, double)                \
-  MHA_CPU_SCALAR(Extern, float, float)         \
-  MHA_CPU_SCALAR(Extern, double, double)       \
-  MHA_CPU_SCALAR(Extern, float, mha::half)     \
-  MHA_CPU_SCALAR(Extern, float, mha::bfloat16) \
-  MHA_CPU_NARROW(Extern, float, mha::half)     \
-  MHA_CPU_NARROW(Extern, float, mha::bfloat16) \
-  MHA_CPU_STORED(Extern, float, mha::scaled_int8)
+/// Weights alone, of W under activations of T.
+#define MHA_CPU_WEIGHTS(Extern, T, W)                                         \
+  Extern template mha::detail::simd::PanelKernel<mha::Accumulator<T>, W>      \
+      mha::detail::simd::panel_kernel<mha::Accumulator<T>, W>(mha::IsaLevel); \
+  MHA_CPU_WEIGHT_CALLS(Extern, T, W, mha::ThreadPool)                         \
+  MHA_CPU_WEIGHT_CALLS(Extern, T, W, mha::Serial)
+
+#define MHA_CPU_KERNELS(Extern)                   \
+  MHA_POOL_THREADS(Extern)                        \
+  MHA_REVISION(Extern)                            \
+  MHA_CPU_TILES(Extern, float)                    \
+  MHA_CPU_TILES(Extern, double)                   \
+  MHA_CPU_SCALAR(Extern, float, float)            \
+  MHA_CPU_SCALAR(Extern, double, double)          \
+  MHA_CPU_SCALAR(Extern, float, mha::half)        \
+  MHA_CPU_SCALAR(Extern, float, mha::bfloat16)    \
+  MHA_CPU_NARROW(Extern, float, mha::half)        \
+  MHA_CPU_NARROW(Extern, float, mha::bfloat16)    \
+  MHA_CPU_STORED(Extern, float, mha::scaled_int8) \
+  MHA_CPU_WEIGHTS(Extern, float, mha::scaled_int4)
 
 #if MHA_KERNELS_ELSEWHERE
 MHA_CPU_KERNELS(extern)

@@ -41,19 +41,11 @@ template <class Isa> class PairedRows {
     asm("tbl %0.16b, {%1.16b}, %2.16b"
         : "=w"(words)
         : "w"(bytes), "w"(I{0x00ffffffu, 0x01ffffffu, 0x02ffffffu, 0x03ffffffu}));
-#elif MHA_WIDE_ASM
-    if constexpr (shuffles) {
-      struct Stored {
-        scaled_int4 bytes[8];
-      };
-      asm("vpbroadcastq %1, %0\n\tvpshufb %2, %0, %0"
-          : "=&x"(words)
-          : "m"(*reinterpret_cast<const Stored*>(from)), "x"(constant_));
-      return;
-    }
-    load_sign_extended<Vector<float, Isa>::width>(words, from);
 #else
-    load_sign_extended<Vector<float, Isa>::width>(words, from);
+    if constexpr (shuffles)
+      shuffle_pairs(words, from);
+    else
+      load_sign_extended<Vector<float, Isa>::width>(words, from);
 #endif
   }
 
