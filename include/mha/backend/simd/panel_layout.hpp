@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "../../config.hpp"
+#include "../../core/check.hpp"
 #include "../../core/rounded_weights.hpp"
 #include "../../core/scalar.hpp"
 
