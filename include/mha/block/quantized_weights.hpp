@@ -52,7 +52,7 @@ template <class Q, class T> void round_weights(const TensorView<T, 2>& m) {
       for (Index i = begin; i < end; ++i) farthest = farther(farthest, static_cast<float>(m(i, j)));
       const WeightRounding<Q> rounding(farthest);
       for (Index i = begin; i < end; ++i) {
-        const float integer = WeightRounding<Q>::integer(static_cast<float>(m(i, j)), rounding.factor);
+        const float integer = rounding.integer(static_cast<float>(m(i, j)));
         m(i, j) = static_cast<T>(integer * rounding.scale);
       }
     }

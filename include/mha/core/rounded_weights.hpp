@@ -39,27 +39,26 @@ template <class S> constexpr double bytes_of_weight() {
 /// The one of two numbers that is farther from 0, of equals the first; NaN is beyond infinity.
 inline float farther(float a, float b) { return magnitude_bits(b) > magnitude_bits(a) ? b : a; }
 
-/// The scale of integers of Q, and how numbers become such integers.
+/// The scale of integers of Q, and how numbers become such integers, of which none is farther from 0 than a given one.
 template <class Q> struct WeightRounding : EightBits {
-  /// Of numbers of which none is farther from 0.
-  explicit WeightRounding(float farthest) : EightBits(magnitude_bits(farthest)) {}
+  explicit WeightRounding(float farthest = 0) : EightBits(magnitude_bits(farthest)) {}
+  std::int8_t integer(float number) const { return EightBits::integer(number, factor); }
 };
 
 /// The farthest is −8 times the scale, which has its own sign for that.
 template <> struct WeightRounding<scaled_int4> {
-  float scale;   ///< a bfloat16's number
-  float factor;  ///< of a number, before it is rounded; 0 if all integers are 0
+  float scale;  ///< a bfloat16's number
 
-  explicit WeightRounding(float farthest) {
+  explicit WeightRounding(float farthest = 0) {
     constexpr float least = 1e-20f, most = 3.4e38f;  // kernels multiply the scale by 2⁻²⁸
     const bool finite = magnitude_bits(farthest) < 0x7f800000u;
-    const float end = finite ? std::clamp(farthest, -most, most) : 0.0f;
-    const bool zero = std::abs(end) < least;
-    scale = !finite ? std::numeric_limits<float>::quiet_NaN() : zero ? 0.0f : float(bfloat16(end / -8));
-    factor = zero ? 0.0f : 1 / scale;
+    const float end = std::abs(farthest) < least ? 0.0f : std::clamp(farthest, -most, most);
+    scale = finite ? float(bfloat16(end / -8)) : std::numeric_limits<float>::quiet_NaN();
   }
-  static std::int8_t integer(float number, float factor) {
-    return factor == 0 ? std::int8_t{0} : std::clamp(rounded_product(number, factor), std::int8_t{-8}, std::int8_t{7});
+  /// The quotient is rounded to nearest even: in double it is exact where it is half-way between two integers.
+  std::int8_t integer(float number) const {
+    if (!(std::abs(scale) > 0)) return 0;
+    return std::clamp(to_nearest(double(number) / double(scale)), std::int8_t{-8}, std::int8_t{7});
   }
 };
 

@@ -36,12 +36,10 @@ namespace detail {
 inline std::uint32_t magnitude_bits(float x) {
   return __builtin_bit_cast(std::uint32_t, x) & std::uint32_t{0x7fffffff};
 }
-/// a · b, 127 at most, rounded to the nearest even integer. In double the product is exact, so that a compiler may fuse
-/// it with the sum or not.
-inline std::int8_t rounded_product(float a, float b) {
+/// A number of magnitude 127 at most, rounded to the nearest even integer.
+inline std::int8_t to_nearest(double x) {
   constexpr double bias = 0x1.8p52;  // the sum with it has the integer in its lower bits
-  return static_cast<std::int8_t>(
-      __builtin_bit_cast(std::int64_t, static_cast<double>(a) * static_cast<double>(b) + bias));
+  return static_cast<std::int8_t>(__builtin_bit_cast(std::int64_t, x + bias));
 }
 
 /// How numbers become integers of 8 bits with one scale.
@@ -59,7 +57,8 @@ struct EightBits {
   }
 
   static std::int8_t integer(float number, float factor) {
-    return factor == 0.0f ? std::int8_t{0} : rounded_product(number, factor);
+    // In double the product is exact, so that a compiler may fuse it with a sum or not.
+    return factor == 0.0f ? std::int8_t{0} : to_nearest(static_cast<double>(number) * static_cast<double>(factor));
   }
 };
 

@@ -69,14 +69,13 @@ void quantize_panel(const TensorView<const W, 2>& matrix, Index p, Index k, Inde
     float farthest[std::size_t{columns}] = {};
     each([&](Index, Index j, float x) { farthest[j] = farther(farthest[j], x); });
     WeightScale<Q> scales[std::size_t{columns}];
-    float factors[std::size_t{columns}];
+    WeightRounding<Q> rounding[std::size_t{columns}];
     for (Index j = 0; j < columns; ++j) {
-      const WeightRounding<Q> rounding(farthest[j]);
-      scales[j] = WeightScale<Q>(rounding.scale);
-      factors[j] = rounding.factor;
+      rounding[j] = WeightRounding<Q>(farthest[j]);
+      scales[j] = WeightScale<Q>(rounding[j].scale);
     }
     std::memcpy(static_cast<void*>(to - simd::panel_lead<Q>), scales, sizeof scales);
-    each([&](Index d, Index j, float x) { put_integer(to, d, j, WeightRounding<Q>::integer(x, factors[j])); });
+    each([&](Index d, Index j, float x) { put_integer(to, d, j, rounding[j].integer(x)); });
   }
 }
 
