@@ -62,8 +62,7 @@ template <class Out> constexpr bool check_out() {
 
 /// The sentences for the scalars of a call over a source.
 template <class T, class Out, class Stored> constexpr bool check_source_scalars() {
-  constexpr bool one_scalar = std::is_same_v<T, Out>,
-                 one_accumulator = std::is_same_v<Accumulator<T>, Accumulator<Stored>>;
+  constexpr bool one_scalar = std::is_same_v<T, Out>, one_accumulator = meets_rows_of<T, Stored>;
   static_assert(one_scalar, "mha: attention needs q and out of one scalar type (see mha/attention.hpp)");
   static_assert(one_accumulator,
                 "mha: a source stores keys of the call's scalar or of another with the same accumulator: float, half, "

@@ -94,6 +94,15 @@ template <> struct ScalarTraits<scaled_int4> { using Accumulator = float; };
 /// float for scaled_int4, scaled_int8, half, bfloat16 and float; the scalar itself otherwise.
 template <class T> using Accumulator = typename ScalarTraits<std::remove_cv_t<T>>::Accumulator;
 
+namespace detail {
+/// Whether T is integers with a scale elsewhere, in which nothing is computed.
+template <class T>
+inline constexpr bool is_scaled_integer = std::same_as<T, scaled_int8> || std::same_as<T, scaled_int4>;
+/// Whether queries of T may meet keys and values that are stored in F.
+template <class T, class F>
+inline constexpr bool meets_rows_of = std::same_as<Accumulator<T>, Accumulator<F>> && !std::same_as<F, scaled_int4>;
+}  // namespace detail
+
 /// −∞ of a scalar: what a hidden logit is.
 template <class T> MHA_HOST_DEVICE constexpr T minus_infinity() {
   static_assert(std::numeric_limits<T>::has_infinity,

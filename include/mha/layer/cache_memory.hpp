@@ -37,6 +37,19 @@ template <class Tiles> struct OnHostInTiles : OnHost { using CachedTiles = Tiles
 
 namespace detail {
 
+/// The sentences for what a cache stores.
+template <class F, class B> constexpr bool check_cache_scalar() {
+  constexpr bool of_rows = !std::same_as<F, scaled_int4>;
+  static_assert(of_rows,
+                "mha: scaled_int4 is of weights; a cache stores keys and values in scaled_int8, half, bfloat16 or "
+                "the layer's scalar (see mha/layer/kv_cache.hpp)");
+  constexpr bool reachable = !std::same_as<F, scaled_int8> || memory_of<B> == Memory::host;
+  static_assert(reachable,
+                "mha: a cache of scaled_int8 is in the host's memory, and this backend has its own: store the layer's "
+                "scalar (see mha/layer/kv_cache.hpp)");
+  return true;
+}
+
 /// Whose memory the cache of a backend is in. Tiles would be several times as large as rows of scaled_int8.
 template <class B, class F> struct CacheBackendOf { using type = std::conditional_t<computes_on_host<B>, OnHost, B>; };
 template <class B, class F>

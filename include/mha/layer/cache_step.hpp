@@ -27,8 +27,7 @@ namespace mha::inline MHA_NAMESPACE {
 namespace detail {
 
 /// What may be stored as F: numbers that are accumulated as F's are.
-template <class T, class F>
-constexpr bool stores = std::same_as<Accumulator<T>, Accumulator<F>> && !std::same_as<T, scaled_int8>;
+template <class T, class F> constexpr bool stores = meets_rows_of<T, F> && !is_scaled_integer<T>;
 
 /// Rows (Σn, Hkv, ·) or (B, n, Hkv, ·) as (B, n, Hkv, ·).
 template <class T, class Owner> TensorView<const T, 4> cached_rows(const Owner& owner) {

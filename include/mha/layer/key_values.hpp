@@ -39,8 +39,7 @@ template <class M>
 concept SourceArgument = KvSource<std::remove_cvref_t<M>>;
 /// One that stores what is accumulated as T is.
 template <class M, class T>
-concept SourceOf =
-    SourceArgument<M> && std::same_as<Accumulator<typename std::remove_cvref_t<M>::Scalar>, Accumulator<T>>;
+concept SourceOf = SourceArgument<M> && meets_rows_of<T, typename std::remove_cvref_t<M>::Scalar>;
 
 /// What cross-attention attends to: rows still to be projected, or keys and values already made.
 template <class M>

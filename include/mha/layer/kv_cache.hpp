@@ -49,9 +49,7 @@ namespace mha::inline MHA_NAMESPACE {
 ///
 ///   auto cache = mha::make_cache(layer, mha::Contiguous{.length = 4096});
 template <class Storage, class F, class B = OnHost> class KvCache : public CachePages<KvCache<Storage, F, B>, Storage> {
-  static_assert(!std::same_as<F, scaled_int8> || detail::memory_of<B> == Memory::host,
-                "mha: a cache of scaled_int8 is in the host's memory, and this backend has its own: store the layer's "
-                "scalar (see mha/layer/kv_cache.hpp)");
+  static_assert(detail::check_cache_scalar<F, B>());
 
  public:
   static constexpr Memory memory = detail::memory_of<B>;

@@ -41,7 +41,7 @@ template <class Threads> class CpuWith {
   static_assert(detail::check_executor<Threads>());
   template <class T>
   static constexpr bool computes = (std::is_same_v<Accumulator<T>, float> ||
-                                    std::is_same_v<Accumulator<T>, double>)&&!std::is_same_v<T, scaled_int8>;
+                                    std::is_same_v<Accumulator<T>, double>)&&!detail::is_scaled_integer<T>;
 
  public:
   static constexpr const char* name = "Cpu";
@@ -209,8 +209,8 @@ template <class Threads> class CpuWith {
 
   template <class T> static constexpr bool check_scalar() {
     static_assert(computes<T>,
-                  "mha: Cpu computes in float or double (half and bfloat16 are storage, scaled_int8 that of keys and "
-                  "values alone): use the backend Reference for other scalars (see "
+                  "mha: Cpu computes in float or double (half and bfloat16 are storage, scaled_int8 and scaled_int4 that "
+                  "of keys, values and weights alone): use the backend Reference for other scalars (see "
                   "mha/backend/reference/reference.hpp)");
     return computes<T>;  // the sentence is enough: nothing more is instantiated
   }

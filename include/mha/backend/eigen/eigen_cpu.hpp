@@ -30,7 +30,7 @@ namespace mha::inline MHA_NAMESPACE {
 template <class Threads> class EigenCpuWith {
   static_assert(detail::check_executor<Threads>());
   template <class T>
-  static constexpr bool computes = std::floating_point<Accumulator<T>> && !std::same_as<T, scaled_int8>;
+  static constexpr bool computes = std::floating_point<Accumulator<T>> && !detail::is_scaled_integer<T>;
 
  public:
   static constexpr const char* name = "EigenCpu";
@@ -102,7 +102,7 @@ template <class Threads> class EigenCpuWith {
   template <class T> static constexpr bool check_scalar() {
     static_assert(computes<T>,
                   "mha: EigenCpu computes in float, double or long double (half and bfloat16 are storage, scaled_int8 "
-                  "that of keys and values alone): use the backend Reference for other scalars (see "
+                  "and scaled_int4 that of keys, values and weights alone): use the backend Reference for other scalars (see "
                   "mha/backend/reference/reference.hpp)");
     return computes<T>;  // the sentence is enough: nothing more is instantiated
   }
