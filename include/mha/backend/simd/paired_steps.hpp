@@ -202,19 +202,15 @@ template <> struct PanelSteps<float, scaled_int4> {
     MHA_UNROLL_4
     for (int i = 0; i < int{Panels}; ++i) {
       __builtin_prefetch(pair + i * apart + fetched_ahead, 0, 3);
+      typename Vector<float, Isa>::int_type words[Vectors];
+      V number[Vectors];
+      load_first(number, words, pairs, pair + i * apart, scale[i]);
       MHA_UNROLL_16
-      for (int j = 0; j < int{Vectors}; ++j) {
-        typename Vector<float, Isa>::int_type words;
-        V number;
-        pairs.load_pairs(words, pair + i * apart + j * Vector<float, Isa>::width);
-        pairs.first(number, words);
-        number = number * scale[i][j];
-        multiply_add<false>(sum[i][j], x, number);
-        if constexpr (Both) {
-          pairs.second(number, words);
-          number = number * scale[i][j];
-          multiply_add<false>(sum[i][j], after, number);
-        }
+      for (int j = 0; j < int{Vectors}; ++j) multiply_add<false>(sum[i][j], x, number[j]);
+      if constexpr (Both) {
+        load_second(number, words, pairs, scale[i]);
+        MHA_UNROLL_16
+        for (int j = 0; j < int{Vectors}; ++j) multiply_add<false>(sum[i][j], after, number[j]);
       }
     }
   }
