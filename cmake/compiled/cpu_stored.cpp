@@ -2,3 +2,4 @@
 #include <mha/compiled/cpu.hpp>
 
 MHA_CPU_STORED(, float, mha::scaled_int8)
+MHA_CPU_WEIGHTS(, float, mha::scaled_int4)
