@@ -88,9 +88,19 @@ inline int window_of(const mha::DecoderConfig& config) {
   return *shortest == 0 ? 0 : *longest;
 }
 
-inline const char* scalar_of(const mha::TensorView<const float, 2>&) { return "float"; }
-inline const char* scalar_of(const mha::TensorView<const mha::bfloat16, 2>&) { return "bfloat16"; }
-inline const char* scalar_of(const mha::TensorView<const mha::half, 2>&) { return "half"; }
+inline models::Matrices matrices_of(Weights scalar) {
+  return scalar == Weights::in_int8   ? models::Matrices::in_8_bits
+         : scalar == Weights::in_int4 ? models::Matrices::in_4_bits
+                                      : models::Matrices::as_stored;
+}
+
+/// The scalar of matrices, whose checkpoint has these numbers.
+inline const char* scalar_of(models::Matrices matrices, const models::Table& stored) {
+  if (matrices == models::Matrices::in_8_bits) return "scaled_int8";
+  if (matrices == models::Matrices::in_4_bits) return "scaled_int4";
+  constexpr const char* names[] = {"float", "bfloat16", "half"};  // as Table lists them
+  return names[stored.index()];
+}
 
 /// f(weights) of a family.
 template <template <class> class Family, class F>
@@ -105,13 +115,13 @@ OpenedModel open_family(const std::filesystem::path& folder, const mha::ConfigFi
                         Weights scalar) {
   using namespace families;
   const std::string family = config.text("model_type");
-  const auto matrices = scalar == Weights::in_int8 ? models::Matrices::in_8_bits : models::Matrices::as_stored;
+  const models::Matrices matrices = matrices_of(scalar);
   const auto opened = [&](const auto& weights, const auto& make) -> OpenedModel {
     if (!weights.has_output())
       config.fail("the checkpoint has no lm_head and 'tie_word_embeddings' is false, so it cannot name a next token");
     facts.vocabulary = weights.config().vocabulary;
     facts.positions = weights.config().positions;
-    facts.scalar = scalar == Weights::in_int8 ? "scaled_int8" : scalar_of(weights.token_embeddings());
+    facts.scalar = scalar_of(matrices, weights.token_embeddings());
     return {facts, [facts, weights, make](int length) { return make(weights, facts, length); }};
   };
   const auto gpt2 = [&](const auto& weights) {

@@ -16,8 +16,9 @@ namespace generate {
 enum class Storage { contiguous, paged, ring };
 
 /// The scalar of the weights' matrices: bfloat16 or half where the checkpoint's tensors are all that, else float; float
-/// in any case, with the same numbers and so the same bits of what is computed; or rounded to mha::scaled_int8.
-enum class Weights { as_stored, as_float, in_int8 };
+/// in any case, with the same numbers and so the same bits of what is computed; or rounded to mha::scaled_int8 or
+/// mha::scaled_int4.
+enum class Weights { as_stored, as_float, in_int8, in_int4 };
 
 using models::Machine;
 

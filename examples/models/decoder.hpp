@@ -12,7 +12,7 @@
 //   }
 //
 // The weights are float, or the bfloat16 or half of a checkpoint, whose matrices Cpu keeps in 16 bits; or a model
-// rounds its matrices to 8 bits, as source.hpp says.
+// rounds its matrices to 8 or 4 bits, as source.hpp says.
 //
 // Symbols  L tokens of a text, n of a step, B sequences of a step, E model width, V vocabulary, P positions
 #pragma once

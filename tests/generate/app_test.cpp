@@ -109,7 +109,7 @@ TEST(GenerateApp, RunsOnTheMatrixUnitThatIsAsked) {
       << r.log;
 }
 
-// The text is the same in float; in 8 bits it is one of its own.
+// The text is the same in float; in 8 and 4 bits it is one of its own.
 TEST(GenerateApp, KeepsTheWeightsInTheBytesThatAreAsked) {
   const auto bytes = [](const Result& r, const std::string& scalar) {
     const std::string before = " tokens/s; weights ";
@@ -127,7 +127,8 @@ TEST(GenerateApp, KeepsTheWeightsInTheBytesThatAreAsked) {
     all.insert(all.end(), {"--weights", weights});
     return run(all);
   };
-  const Result plain = run(arguments), stored = with("stored"), wide = with("float"), eight = with("int8");
+  const Result plain = run(arguments), stored = with("stored"), wide = with("float"), eight = with("int8"),
+               four = with("int4");
   EXPECT_EQ(plain.code, 0) << plain.log;
   EXPECT_GT(plain.out.size(), 16u);
   EXPECT_EQ(stored.out, plain.out);
@@ -135,11 +136,15 @@ TEST(GenerateApp, KeepsTheWeightsInTheBytesThatAreAsked) {
   EXPECT_GT(bytes(plain, "bfloat16"), 0);
   EXPECT_EQ(bytes(stored, "bfloat16"), bytes(plain, "bfloat16"));
   EXPECT_EQ(bytes(wide, "float"), 2 * bytes(plain, "bfloat16"));
-  EXPECT_EQ(eight.code, 0) << eight.log;
-  EXPECT_EQ(eight.out.find("Down the rabbit"), 0u);
-  EXPECT_GT(eight.out.size(), 16u);
+  for (const Result& rounded : {eight, four}) {
+    EXPECT_EQ(rounded.code, 0) << rounded.log;
+    EXPECT_EQ(rounded.out.find("Down the rabbit"), 0u);
+    EXPECT_GT(rounded.out.size(), 16u);
+  }
   EXPECT_GT(100 * bytes(eight, "scaled_int8"), 50 * bytes(plain, "bfloat16"));
   EXPECT_LT(100 * bytes(eight, "scaled_int8"), 58 * bytes(plain, "bfloat16"));
+  EXPECT_GT(100 * bytes(four, "scaled_int4"), 28 * bytes(plain, "bfloat16"));
+  EXPECT_LT(100 * bytes(four, "scaled_int4"), 33 * bytes(plain, "bfloat16"));
 }
 
 TEST(GenerateApp, GoesOnInARingBeyondTheModelsPositions) {

@@ -132,8 +132,19 @@ std::pair<std::vector<int>, std::vector<std::vector<float>>> continued(const Lan
   return {ids, all};
 }
 
-// Rounded to 8 bits, in the scalar of the checkpoint or on another machine.
-TEST(LanguageModel, RoundsTheWeightsToEightBits) {
+/// Weights in fewer bits than a checkpoint has: their name, what they take of float's memory at most (the matrices are
+/// small, and so few inputs share a scale), and how far logits move.
+struct Rounded {
+  Weights weights;
+  const char* scalar;
+  double of_float;
+  float near;
+};
+
+// In the scalar of the checkpoint or on another machine.
+TEST(LanguageModel, RoundsTheWeights) {
+  constexpr Rounded ways[] = {{Weights::in_int8, "scaled_int8", 0.4, 0.07f},
+                              {Weights::in_int4, "scaled_int4", 0.25, 0.7f}};
   const support::Variable emulated("MHA_MATRIX_UNIT", "portable");
   const std::vector<int> ids = some_ids(14);
   const CacheOptions whole{.positions = 14, .chunk = 14};
@@ -143,16 +154,19 @@ TEST(LanguageModel, RoundsTheWeightsToEightBits) {
     const auto right = logits_of(*exact, whole, ids).back();
     float largest = 0;
     for (const float x : right) largest = std::max(largest, std::abs(x));
-    for (const Machine machine : {Machine::cpu, Machine::systolic}) {
-      const auto model = open_model(data(name), Weights::in_int8, 0, machine);
-      EXPECT_STREQ(model->facts().scalar, "scaled_int8");
-      if (machine == Machine::cpu) {
-        EXPECT_LT(10 * model->weight_bytes(), 4 * exact->weight_bytes());  // few inputs share a scale here
+    for (const Rounded& way : ways) {
+      for (const Machine machine : {Machine::cpu, Machine::systolic}) {
+        const auto model = open_model(data(name), way.weights, 0, machine);
+        EXPECT_STREQ(model->facts().scalar, way.scalar);
+        if (machine == Machine::cpu) {
+          EXPECT_LT(static_cast<double>(model->weight_bytes()),
+                    way.of_float * static_cast<double>(exact->weight_bytes()));
+        }
+        const auto found = logits_of(*model, whole, ids).back();
+        for (std::size_t v = 0; v < right.size(); ++v) EXPECT_NEAR(found[v], right[v], way.near * largest) << v;
+        EXPECT_NE(found, right) << "nothing was rounded";
+        EXPECT_EQ(logits_of(*model, {Storage::paged, Stored::in_float, 14, 5}, ids).back(), found);
       }
-      const auto found = logits_of(*model, whole, ids).back();
-      for (std::size_t v = 0; v < right.size(); ++v) EXPECT_NEAR(found[v], right[v], 0.07f * largest) << v;
-      EXPECT_NE(found, right) << "nothing was rounded";
-      EXPECT_EQ(logits_of(*model, {Storage::paged, Stored::in_float, 14, 5}, ids).back(), found);
     }
   }
 }
