@@ -7,7 +7,7 @@
 //             that no number changes by more than max |x| / 254
 // Symbols     E = 256 model width, 4 query heads share 2 key/value heads of D = 64; L = 48 tokens, P of them a prompt
 // Output      lines that end in "yes", what the caches take, and how far the results are apart
-// Next        42_eight_bit_weights.cpp
+// Next        42_weights_in_few_bits.cpp
 #include <algorithm>
 #include <cmath>
 #include <cstdio>

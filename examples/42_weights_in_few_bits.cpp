@@ -56,8 +56,8 @@ void round_to_8_bits(float* w, int n) {
 void round_to_4_bits(float* w, int n) {
   float farthest = 0;
   for (int i = 0; i < n; ++i) farthest = std::abs(w[i]) > std::abs(farthest) ? w[i] : farthest;
-  const float scale = float(mha::bfloat16(farthest / -8)), factor = 1 / scale;
-  for (int i = 0; i < n; ++i) w[i] = float(std::min(std::nearbyint(double(w[i]) * double(factor)), 7.0)) * scale;
+  const float scale = float(mha::bfloat16(farthest / -8));
+  for (int i = 0; i < n; ++i) w[i] = float(std::min(std::nearbyint(double(w[i]) / double(scale)), 7.0)) * scale;
 }
 
 // Whether a Linear that borrows the numbers of such a loop in float has the same bits.
