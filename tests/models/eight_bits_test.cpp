@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Decoders whose matrices are rounded to 8 bits.
+// Decoders whose matrices are rounded to 8 or 4 bits.
 #include <cstddef>
 #include <list>
 #include <span>
@@ -43,14 +43,28 @@ float difference(const Rows& a, const Rows& b) {
   return (a - b).cwiseAbs().maxCoeff<Eigen::PropagateNaN>() / b.cwiseAbs().maxCoeff();
 }
 
+/// How matrices are rounded, and how far that moves logits at most.
+struct Rounding {
+  Matrices matrices;
+  float near;
+};
+class RoundedModels : public ::testing::TestWithParam<Rounding> {};
+
+INSTANTIATE_TEST_SUITE_P(To, RoundedModels,
+                         ::testing::Values(Rounding{Matrices::in_8_bits, 0.05f}, Rounding{Matrices::in_4_bits, 0.5f}),
+                         [](const auto& to) {
+                           return to.param.matrices == Matrices::in_8_bits ? "EightBits" : "FourBits";
+                         });
+
 // Logits of a text at once and token by token have the same bits, and are close to those of exact weights.
-TEST(EightBitModels, AreCloseToTheirCheckpoint) {
-  each_decoder<mha::Cpu, float>(data, Matrices::in_8_bits, [](const auto& model, const char* name) {
+TEST_P(RoundedModels, AreCloseToTheirCheckpoint) {
+  each_decoder<mha::Cpu, float>(data, GetParam().matrices, [](const auto& model, const char* name) {
     SCOPED_TRACE(name);
     const Expected expected(data(name));
     const std::vector<int> ids = expected.ids("ids");
     const Rows whole = model(ids);
-    EXPECT_LT(expected.difference(whole, "logits"), 0.05f);
+    std::printf("%s %g\n", name, double(expected.difference(whole, "logits")));
+    EXPECT_LT(expected.difference(whole, "logits"), GetParam().near);
     EXPECT_GT(expected.difference(whole, "logits"), tolerance) << "nothing was rounded";
     auto cache = model.make_cache(mha::Contiguous{.length = static_cast<int>(ids.size())});
     const mha::SequenceId text = cache.add();
@@ -63,20 +77,20 @@ TEST(EightBitModels, AreCloseToTheirCheckpoint) {
   });
 }
 
-TEST(EightBitModels, HaveTheBitsOfTheSameCheckpointInAWiderScalar) {
+TEST_P(RoundedModels, HaveTheBitsOfTheSameCheckpointInAWiderScalar) {
   std::list<mha_test::CheckpointCopy> copies;
   const auto folder = [&](const char* name) { return copies.emplace_back(data(name)).write_as<mha::bfloat16>(); };
-  const auto narrow = logits<mha::Cpu, mha::bfloat16>(folder, Matrices::in_8_bits),
-             wide = logits<mha::Cpu, float>(folder, Matrices::in_8_bits);
+  const auto narrow = logits<mha::Cpu, mha::bfloat16>(folder, GetParam().matrices),
+             wide = logits<mha::Cpu, float>(folder, GetParam().matrices);
   ASSERT_EQ(narrow.size(), wide.size());
   for (std::size_t i = 0; i < narrow.size(); ++i) EXPECT_EQ(narrow[i], wide[i]) << i;
 }
 
-// The rounded numbers are the same, in 8 bits or not.
-TEST(EightBitModels, AreRoundedOnOtherBackends) {
-  const auto cpu = logits<mha::Cpu, float>(data, Matrices::in_8_bits),
-             reference = logits<mha::Reference, float>(data, Matrices::in_8_bits),
-             systolic = logits<mha::Systolic<>, float>(data, Matrices::in_8_bits);
+// The rounded numbers are the same, in few bits or not.
+TEST_P(RoundedModels, AreRoundedOnOtherBackends) {
+  const Matrices matrices = GetParam().matrices;
+  const auto cpu = logits<mha::Cpu, float>(data, matrices), reference = logits<mha::Reference, float>(data, matrices),
+             systolic = logits<mha::Systolic<>, float>(data, matrices);
   for (std::size_t i = 0; i < cpu.size(); ++i) {
     EXPECT_LT(difference(reference[i], cpu[i]), tolerance) << i;
     EXPECT_LT(difference(systolic[i], cpu[i]), 0.05f) << i;
