@@ -9,7 +9,6 @@
 #include "../../core/scalar.hpp"
 #include "isa.hpp"
 #include "panel_layout.hpp"
-#include "panel_steps.hpp"
 #include "vector.hpp"
 #include "widen.hpp"
 

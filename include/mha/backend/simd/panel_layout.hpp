@@ -45,6 +45,9 @@ template <class S>
 inline constexpr std::ptrdiff_t panel_row_bytes = panel_elements<S>(depth_block) *
                                                   static_cast<std::ptrdiff_t>(sizeof(S)) / depth_block;
 
+/// What the sums of a product gain along a block of the depth: in panel_steps.hpp, of pairs in paired_steps.hpp.
+template <class A, class S> struct PanelSteps;
+
 static_assert(depth_block % panel_group<scaled_int8> == 0 && depth_block % panel_group<scaled_int4> == 0);
 static_assert(panel_group<scaled_int4> % 2 == 0);
 

@@ -6,7 +6,7 @@
 
 #include "../../config.hpp"
 #include "isa.hpp"
-#include "panel_kernel.hpp"
+#include "panel_layout.hpp"
 #include "vector.hpp"
 #include "widen.hpp"
 
