@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Weights in 16 bits under float rows: a Linear by float, bfloat16 and half weights, and one row through a LLaMA block
-// (E 2048, 32 query and 4 key/value heads, SwiGLU of 5632), whose weights memory has to deliver. GB/s are of the
-// weights alone, beside what the same threads read in the same round. One row on all threads against one thread, beside
-// what threads bring to reading.
+// Weights in 16, 8 and 4 bits under float rows: a Linear by them and by float weights, and one row through a LLaMA
+// block (E 2048, 32 query and 4 key/value heads, SwiGLU of 5632), whose weights memory has to deliver. GB/s are of the
+// weights alone, with the scales of those in 8 and 4 bits, beside what the same threads read in the same round. One row
+// on all threads against one thread, beside what threads bring to reading.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -44,8 +44,25 @@ template <class W> mha::Tensor<W, 2> weights(Index in, Index out) {
   }
   return w;
 }
-template <class W> const char* scalar() {
-  return std::is_same_v<W, float> ? "float" : std::is_same_v<W, mha::half> ? "half" : "bfloat16";
+template <class W> inline constexpr const char* scalar = "float";
+template <> inline constexpr const char* scalar<mha::half> = "half";
+template <> inline constexpr const char* scalar<mha::bfloat16> = "bfloat16";
+template <> inline constexpr const char* scalar<mha::scaled_int8> = "int8";
+template <> inline constexpr const char* scalar<mha::scaled_int4> = "int4";
+
+/// What weights in W are made of: float numbers where they are rounded.
+template <class W> inline constexpr bool rounded = mha::weights_per_scale<W> != 0;
+template <class W> using Source = std::conditional_t<rounded<W>, float, W>;
+
+/// Bytes of so many numbers in W, scales among them.
+template <class W> double bytes_of(double numbers) { return mha::detail::bytes_of_weight<W>() * numbers; }
+
+/// The part computes by weights in W from now on.
+template <class W, class Part, class Weights> void give(Part& part, const Weights& weights) {
+  if constexpr (rounded<W>)
+    part.template quantize<W>(weights);
+  else
+    part.borrow(weights);
 }
 
 /// Rounds of f, of the same by float weights, and of reading memory; on one thread by its own clock.
@@ -78,22 +95,24 @@ template <class W, class Threads> void linear(benchmark::State& state, Index cou
   using Linear = mha::Linear<float, mha::CpuWith<Threads>>;
   const mha::LinearConfig config{.inputs = in, .outputs = out, .bias = false};
   Linear narrow(config), wide(config);
-  const auto w = weights<W>(in, out);
+  mha::Linear<float, mha::Reference> reference(config);
+  const auto w = weights<Source<W>>(in, out);
   const auto same = weights<float>(in, out);
-  narrow.borrow(mha::BorrowedLinear<W>{.weight = w});
+  give<W>(narrow, mha::BorrowedLinear<Source<W>>{.weight = w});
+  give<W>(reference, mha::BorrowedLinear<Source<W>>{.weight = w});
   wide.borrow({.weight = same});
   mha::Tensor<float, 2> x(count, in), y(count, out);
   for (std::size_t i = 0; i < x.size(); ++i) x.data()[i] = std::sin(float(i));
   mha::Workspace workspace;
   narrow(x, mha::into(y), workspace);
   double sum = 0;
-  for (Index i = 0; i < in; ++i) sum += double(x(0, i)) * double(float(w(i, 1)));
+  for (Index i = 0; i < in; ++i) sum += double(x(0, i)) * double(reference.parameters().weight(i, 1));
   if (!(std::abs(sum - double(y(0, 1))) < 1e-3)) return state.SkipWithError("the result is wrong");
   measure<Threads>(
       state,
-      std::to_string(count) + " × " + std::to_string(in) + " → " + std::to_string(out) + ", " + scalar<W>() + ", " +
+      std::to_string(count) + " × " + std::to_string(in) + " → " + std::to_string(out) + ", " + scalar<W> + ", " +
           threads<Threads>(),
-      double(w.size() * sizeof(W)), [&] { narrow(x, mha::into(y), workspace); },
+      bytes_of<W>(double(w.size())), [&] { narrow(x, mha::into(y), workspace); },
       [&] { wide(x, mha::into(y), workspace); });
 }
 
@@ -104,13 +123,14 @@ template <class W, class B> struct Block {
   mha::FeedForward<float, B, mha::SwiGlu> feed_forward{{.d_model = E, .d_hidden = H, .bias = false}};
   mha::RmsNorm<float, B> norm1{{.width = E}}, norm2{{.width = E}};
   typename B::Workspace workspace;
-  double bytes = 2. * sizeof(W) * E * (E + keys) + 3. * sizeof(W) * E * H;
+  double bytes = bytes_of<W>(2. * E * (E + keys) + 3. * E * H);
 
   Block() {
-    const auto square = weights<W>(E, E), key = weights<W>(E, keys), up = weights<W>(E, H), down = weights<W>(H, E);
-    attention.borrow(mha::BorrowedWeights<W>{.query = square, .key = key, .value = key, .output = square});
-    feed_forward.up().borrow(mha::BorrowedLinear<W>{.weight = up, .gate = up});
-    feed_forward.down().borrow(mha::BorrowedLinear<W>{.weight = down});
+    using S = Source<W>;
+    const auto square = weights<S>(E, E), key = weights<S>(E, keys), up = weights<S>(E, H), down = weights<S>(H, E);
+    give<W>(attention, mha::BorrowedWeights<S>{.query = square, .key = key, .value = key, .output = square});
+    give<W>(feed_forward.up(), mha::BorrowedLinear<S>{.weight = up, .gate = up});
+    give<W>(feed_forward.down(), mha::BorrowedLinear<S>{.weight = down});
     if constexpr (mha::PacksWeights<B, float>) {
       attention.drop_unpacked();
       feed_forward.drop_unpacked();
@@ -135,7 +155,7 @@ template <class W, class Threads> void block(benchmark::State& state) {
   for (Index e = 0; e < x.extent(1); ++e)
     if (!(std::abs(x(0, e) - expected(0, e)) < 1e-3f)) return state.SkipWithError("the result is wrong");
   measure<Threads>(
-      state, std::string("one row through a LLaMA block, ") + scalar<W>() + ", " + threads<Threads>(), narrow.bytes,
+      state, std::string("one row through a LLaMA block, ") + scalar<W> + ", " + threads<Threads>(), narrow.bytes,
       [&] { narrow(x, h, r); }, [&] { wide(other, h, r); });
 }
 
@@ -148,12 +168,12 @@ std::vector<Scaling> scalings;
 
 template <class W, class Threads> class OneRow {
  public:
-  explicit OneRow(const mha::Tensor<W, 2>& w)
+  explicit OneRow(const mha::Tensor<Source<W>, 2>& w)
       : w_(w),
         linear_({.inputs = w.extent(0), .outputs = w.extent(1), .bias = false}),
         x_(1, w.extent(0)),
         y_(1, w.extent(1)) {
-    linear_.borrow(mha::BorrowedLinear<W>{.weight = w});
+    give<W>(linear_, mha::BorrowedLinear<Source<W>>{.weight = w});
     std::fill(x_.begin(), x_.end(), 1.f);
     calls_ = bench::calls_per_sample(bench::wall_seconds, [&] { multiply(); });
     reads_ = bench::calls_per_sample(bench::wall_seconds, [&] { read(); });
@@ -168,10 +188,11 @@ template <class W, class Threads> class OneRow {
  private:
   void multiply() { linear_(x_, mha::into(y_), workspace_); }
   void read() {
-    bench::read_all<Threads>(reinterpret_cast<const float*>(w_.data()), w_.size() * sizeof(W) / sizeof(float));
+    const double bytes = bytes_of<W>(double(w_.size()));  // of rounded weights a part of what they were made of
+    bench::read_all<Threads>(reinterpret_cast<const float*>(w_.data()), std::size_t(bytes) / sizeof(float));
   }
 
-  const mha::Tensor<W, 2>& w_;
+  const mha::Tensor<Source<W>, 2>& w_;
   mha::Linear<float, mha::CpuWith<Threads>> linear_;
   mha::Tensor<float, 2> x_, y_;
   mha::Workspace workspace_;
@@ -179,10 +200,10 @@ template <class W, class Threads> class OneRow {
 };
 
 template <class W> void one_row(benchmark::State& state, Index E) {
-  const auto w = weights<W>(E, E);
+  const auto w = weights<Source<W>>(E, E);
   OneRow<W, mha::Serial> one(w);
   OneRow<W, mha::ThreadPool> all(w);
-  Scaling row{std::to_string(E) + " → " + std::to_string(E) + ", " + scalar<W>()};
+  Scaling row{std::to_string(E) + " → " + std::to_string(E) + ", " + scalar<W>};
   for ([[maybe_unused]] auto _ : state) {
     one.sample(row.one, row.read_one);
     all.sample(row.all, row.read_all);
@@ -195,24 +216,27 @@ template <class W> void one_row(benchmark::State& state, Index E) {
 
 template <class F> void add(const std::string& name, F&& f) { bench::add(name, rounds, f); }
 
-template <class W, class Threads> void add_all(const std::string& suffix) {
+template <class W, class Threads> void add_by(const std::string& threads) {
+  const std::string suffix = std::string("/") + scalar<W> + threads;
   for (const auto& [count, in, out] : {std::array<Index, 3>{1, 4096, 4096}, {8, 4096, 4096}, {512, 768, 3072}})
     add("linear/" + std::to_string(count) + "x" + std::to_string(in) + "x" + std::to_string(out) + suffix,
         [count = count, in = in, out = out](auto& s) { linear<W, Threads>(s, count, in, out); });
   add("llama_block/1" + suffix, [](auto& s) { block<W, Threads>(s); });
 }
 
+template <class... W> void add_narrow() {
+  (add_by<W, mha::Serial>("/serial"), ...);
+  (add_by<W, mha::ThreadPool>("/threads"), ...);
+}
+template <class... W> void add_one_row(Index E) {
+  (add("one_row/" + std::to_string(E) + "/" + scalar<W>, [E](auto& s) { one_row<W>(s, E); }), ...);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
-  add_all<mha::bfloat16, mha::Serial>("/bfloat16/serial");
-  add_all<mha::half, mha::Serial>("/half/serial");
-  add_all<mha::bfloat16, mha::ThreadPool>("/bfloat16/threads");
-  add_all<mha::half, mha::ThreadPool>("/half/threads");
-  for (const Index E : {2048, 4096}) {
-    add("one_row/" + std::to_string(E) + "/float", [E](auto& s) { one_row<float>(s, E); });
-    add("one_row/" + std::to_string(E) + "/bfloat16", [E](auto& s) { one_row<mha::bfloat16>(s, E); });
-  }
+  add_narrow<mha::bfloat16, mha::half, mha::scaled_int8, mha::scaled_int4>();
+  for (const Index E : {2048, 4096}) add_one_row<float, mha::bfloat16, mha::scaled_int8, mha::scaled_int4>(E);
   benchmark::Initialize(&argc, argv);
   if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 1;
   benchmark::RunSpecifiedBenchmarks();
