@@ -5,7 +5,7 @@
 
 writes benchmarks/results/intel-emerald-rapids.json after every piece, so that an interrupted run goes on where it was,
 then intel-emerald-rapids.md (from the marker on; what stands above it is written by hand) and the folder of pictures
-that the README shows. A piece takes two minutes at most, all of them about 35.
+that the README shows. A piece takes two minutes at most, all of them about 40.
 
     --cuda                  measures the GPU, for a page such as nvidia-h200; where there is none it says so and writes
                             nothing
@@ -43,6 +43,10 @@ def peers(group, threads, seconds, filter=""):
     return ("peers/compare.py", chosen, seconds)
 
 
+def generation(threads, seconds, filter):
+    return ("peers/generation.py", ["--threads", threads, "--filter", filter], seconds)
+
+
 # name → (program, arguments, about how many seconds), each short enough to be run alone. Threads 0 are all.
 PIECES = {
     "forward": bench("forward", "", 40),
@@ -69,7 +73,7 @@ PIECES = {
     "uneven-prompts": bench("uneven", "^prompt/", 40),
     "uneven-tokens": bench("uneven", "^tokens/", 40),
     "systolic-decode": bench("systolic_decode", "", 30),
-    "weights": bench("weights", "", 40),
+    "weights": bench("weights", "", 80),
     "projection": bench("projection", "", 50),
     "systolic": bench("systolic", "", 55),
     "systolic-attention": bench("systolic_attention", "", 15),
@@ -87,7 +91,8 @@ PIECES = {
     "peers-linear-1": peers("linear", "1", 10),
     "peers-model-1": peers("model", "1", 60),
     "peers-checkpoints-1": ("peers/checkpoints.py", ["--threads", "1"], 90),
-    "peers-generation-1": ("peers/generation.py", ["--threads", "1"], 110),
+    "peers-generation-1": generation("1", 90, "float"),
+    "peers-generation-int-1": generation("1", 55, "int"),
     "peers-attention-all": peers("attention", "0", 30, "L2048/"),
     "peers-masks-all": peers("masks", "0", 30),
     "peers-bfloat16-all": peers("bfloat16", "0", 25),
@@ -100,7 +105,8 @@ PIECES = {
     "peers-linear-all": peers("linear", "0", 10),
     "peers-model-all": peers("model", "0", 40),
     "peers-checkpoints-all": ("peers/checkpoints.py", ["--threads", "0"], 60),
-    "peers-generation-all": ("peers/generation.py", ["--threads", "0"], 80),
+    "peers-generation-all": generation("0", 65, "float"),
+    "peers-generation-int-all": generation("0", 40, "int"),
 }
 # Those of a page made with --cuda.
 CUDA_PIECES = {

@@ -5,16 +5,18 @@ One checkpoint of random weights: 8 layers of width 1024, 16 query and 4 key/val
 keeps the keys and values of what it has read, and goes back to the same position before every sample. `prompt` reads 512
 tokens in one call; `tokens` are the 32 that follow 512 or 1536, one call each: those of the largest logits in double. The
 scalar is that of the matrices; keys and values are kept in it too. "On the unit" ours is on Systolic, whose factors of
-products are bfloat16; else it is on Cpu, which multiplies in float. Of int8, ours has rounded the matrices of the checkpoint
-in bfloat16 to 8 bits, by quantize(), and llama.cpp has them as Q8_0; the keys and values of both, and PyTorch, are as with
-bfloat16. A result is compared with Hugging Face's in double before it is timed.
+products are bfloat16; else it is on Cpu, which multiplies in float. Of int8 and int4, ours has rounded the matrices of the
+checkpoint in bfloat16 to 8 or 4 bits, by quantize(), and llama.cpp has them as Q8_0 or Q4_0; the keys and values of both, and
+PyTorch, are as with bfloat16. The matrices of the checkpoint for int4 are such that rounding to 4 bits does not change them:
+it would move results so far that a comparison said little. A result is compared with Hugging Face's in double before it is
+timed.
 
 llama.cpp computes in its server, within this process, from a GGUF file of the same weights. Its seconds are those that it
 counts itself: without its queue, JSON and text, but with the choice of each token, which the others do not make; on one
 thread times the share of the call that the processor spent on this process, as the others' are processor time. In float
 it has to choose the same tokens, which it does not with its flash attention: that rounds to half and is off there. Beside
-matrices in 16 and 8 bits it is on, and keys and values are kept in half, as both are by default. The package's wheel uses AVX2
-at most: on a processor with AVX-512 its build from source would be faster.
+matrices in 16, 8 and 4 bits it is on, and keys and values are kept in half, as both are by default. The package's wheel uses
+AVX2 at most: on a processor with AVX-512 its build from source would be faster.
 
 Compares   pip install torch==2.15.0 transformers==5.24.0 xllamacpp==2026.10.11549 gguf==0.19.0 (the versions measured)
 Needs      the library mha_generation_peer, which CMake builds with the benchmarks where it builds examples/models
@@ -48,7 +50,13 @@ from checkpoints import BUDGET, OURS, ROUNDS, SAMPLE, Runner, ids, products
 from turns import Missing
 
 PROMPT, TOKENS, POSITIONS = 512, 32, 2048
-TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.bfloat16}  # of the checkpoint
+# Of the matrices: the checkpoint's scalar, the bits to which ours rounds them (0: does not), and llama.cpp's type.
+TYPES = {
+    "float32": (torch.float32, 0, "F32"),
+    "bfloat16": (torch.bfloat16, 0, "BF16"),
+    "int8": (torch.bfloat16, 8, "Q8_0"),
+    "int4": (torch.bfloat16, 4, "Q4_0"),
+}
 
 
 class Checkpoint:
@@ -60,13 +68,29 @@ class Checkpoint:
             hidden_size=1024, intermediate_size=2816, num_hidden_layers=8, num_attention_heads=16,
             num_key_value_heads=4, max_position_embeddings=POSITIONS)  # fmt: skip
         self.scalar, self.folder, self.config = scalar, Path(folder), config
-        self.model = transformers.LlamaForCausalLM(config).to(TYPES[scalar]).eval()
+        stored, self.bits, self.gguf_type = TYPES[scalar]
+        self.model = transformers.LlamaForCausalLM(config)
+        for matrix in self.model.parameters():
+            if self.bits == 4 and matrix.dim() > 1:
+                matrix.data = exact_in_4_bits(matrix.data)
+        self.model = self.model.to(stored).eval()
         self.model.save_pretrained(folder)
         self.ids = ids(POSITIONS, config.vocab_size)
         self.products = products(self.model)
         self.in_double = reader(copy.deepcopy(self.model).double())
-        # Beside bfloat16 all round keys and values, PyTorch the rows of every layer, too, llama.cpp those of products.
+        # Beside bfloat16 all round keys and values, PyTorch the rows of every layer, too, llama.cpp those of products. int8
+        # adds what rounding changes in the matrices; int4 nothing, as these are in 4 bits already.
         self.tolerance = 1e-4 if scalar == "float32" else 0.1
+
+
+def exact_in_4_bits(matrix):
+    """A matrix (out, in) near this one, of integers times 2⁻⁷: of 32 inputs, which share a scale, the largest is ±8, the
+    others are −7 to 7. Ours and Q4_0 make of the largest a scale of ∓2⁻⁷, and then of every number its integer or minus that;
+    bfloat16 holds them, too."""
+    blocks = 2.0**7 * matrix.view(-1, 32)
+    largest = blocks.abs().argmax(1, keepdim=True)
+    integers = blocks.round().clamp(-7, 7).scatter(1, largest, 8 * blocks.gather(1, largest).sign())
+    return 2.0**-7 * integers.view_as(matrix)
 
 
 def reader(model):
@@ -141,8 +165,7 @@ class Ours:
     def prepare(self, case, data, threads):
         self.end()
         self.text, folder = c_void_p(), str(case.checkpoint.folder).encode()
-        in_8_bits = case.checkpoint.scalar == "int8"
-        bound.checked(self.peer.begin(ctypes.byref(self.text), folder, POSITIONS, case.on_unit, in_8_bits))
+        bound.checked(self.peer.begin(ctypes.byref(self.text), folder, POSITIONS, case.on_unit, case.checkpoint.bits))
         logits = POINTER(c_float)()
 
         def text(position, these):
@@ -232,7 +255,7 @@ class LlamaCpp:
     def write(self, checkpoint, path):
         """The checkpoint as llama.cpp reads it: pairs that are turned together lie side by side in its heads, and the text
         of a token is its id."""
-        config, gguf = checkpoint.config, self.gguf
+        config, gguf, types = checkpoint.config, self.gguf, self.gguf.GGMLQuantizationType
         writer = gguf.GGUFWriter(str(path), "llama")
         writer.add_context_length(config.max_position_embeddings)
         writer.add_embedding_length(config.hidden_size)
@@ -253,15 +276,9 @@ class LlamaCpp:
             if heads:
                 rows, columns = tensor.shape
                 tensor = tensor.view(heads, 2, rows // heads // 2, columns).transpose(1, 2).reshape(rows, columns)
-            tensor = tensor.detach().contiguous()
-            if checkpoint.scalar == "int8" and tensor.dim() > 1:
-                kind = gguf.GGMLQuantizationType.Q8_0
-                writer.add_tensor(name + ".weight", gguf.quants.quantize(tensor.float().numpy(), kind), raw_dtype=kind)
-            elif tensor.dtype == torch.bfloat16 and tensor.dim() > 1:
-                bits = tensor.view(torch.int16).numpy().view(np.uint8)
-                writer.add_tensor(name + ".weight", bits, raw_dtype=gguf.GGMLQuantizationType.BF16)
-            else:
-                writer.add_tensor(name + ".weight", tensor.float().numpy())
+            numbers = tensor.detach().float().contiguous().numpy()
+            kind = types[checkpoint.gguf_type if numbers.ndim > 1 else "F32"]
+            writer.add_tensor(name + ".weight", gguf.quants.quantize(numbers, kind), raw_dtype=kind)
 
         model = checkpoint.model.model
         add("token_embd", model.embed_tokens.weight)

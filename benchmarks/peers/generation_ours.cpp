@@ -64,14 +64,17 @@ MHA_PEER double peer_text_unit_peak(int threads) {
   if (mha::best_unit() == mha::MatrixUnit::portable) return 0;
   return bench::unit_peak_gflops_of(mha::detail::systolic::dense_unit<mha::AmxArray>(), threads);
 }
-/// Matrices in the checkpoint's own scalar or in 8 bits, keys and values in float, or with a checkpoint in 16 bits in
-/// bfloat16; those in 16 bits may be on the matrix unit. Its threads are as many as MHA_NUM_THREADS says.
-MHA_PEER const char* peer_text_begin(Text** text, const char* folder, int positions, int on_unit, int in_8_bits) {
+/// Matrices in `bits` of 8 or 4, or for 0 in the checkpoint's own scalar; keys and values in float, or with a
+/// checkpoint in 16 bits in bfloat16; those in 16 bits may be on the matrix unit. Its threads are as many as
+/// MHA_NUM_THREADS says.
+MHA_PEER const char* peer_text_begin(Text** text, const char* folder, int positions, int on_unit, int bits) {
   return bench::attempt([&] {
     *text = models::with_stored<mha::Llama>(mha::Checkpoint(folder), [&](const auto& weights) -> Text* {
       using W = std::remove_cv_t<typename std::remove_reference_t<decltype(weights.token_embeddings())>::Scalar>;
       using F = std::conditional_t<std::is_same_v<W, float>, float, mha::bfloat16>;
-      const auto matrices = in_8_bits != 0 ? models::Matrices::in_8_bits : models::Matrices::as_stored;
+      const auto matrices = bits == 8   ? models::Matrices::in_8_bits
+                            : bits == 4 ? models::Matrices::in_4_bits
+                                        : models::Matrices::as_stored;
       if constexpr (!std::is_same_v<F, float>)
         if (on_unit != 0) return new CachedText<mha::Systolic<>, F>(weights, positions, matrices);
       return new CachedText<mha::Cpu, F>(weights, positions, matrices);
