@@ -32,8 +32,8 @@ template <class T> T poison() {
     return std::bit_cast<float>(std::uint32_t{0x7fc0beef});
   else if constexpr (std::is_same_v<T, mha::half>)
     return mha::half::from_bits(0x7e5a);
-  else if constexpr (std::is_same_v<T, mha::scaled_int8>)
-    return std::bit_cast<T>(std::int8_t{-1});  // as a scale 0xffffffff, a NaN
+  else if constexpr (std::is_same_v<T, mha::scaled_int8> || std::is_same_v<T, mha::scaled_int4>)
+    return std::bit_cast<T>(std::int8_t{-1});  // as a scale all ones, a NaN
   else
     return mha::bfloat16::from_bits(0x7fda);
 }

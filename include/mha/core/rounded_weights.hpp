@@ -48,7 +48,7 @@ template <> struct WeightRounding<scaled_int4> {
   float scale;  ///< a bfloat16's number
 
   explicit WeightRounding(float farthest = 0) {
-    constexpr float least = 1e-20f, most = 3.4e38f;  // kernels multiply the scale by 2⁻²⁸
+    constexpr float least = 1e-20f, most = 0x1.fep127f;  // kernels multiply the scale by 2⁻²⁸; a bfloat16's
     const bool finite = magnitude_bits(farthest) < 0x7f800000u;
     const float end = std::abs(farthest) < least ? 0.0f : std::clamp(farthest, -most, most);
     scale = finite ? float(bfloat16(end / -8)) : std::numeric_limits<float>::quiet_NaN();

@@ -14,6 +14,7 @@
 #include <mha/backend/simd/panel_kernel.hpp>
 
 #include "compare.hpp"
+#include "integer_panels.hpp"
 #include "levels.hpp"
 #include "random.hpp"
 
@@ -24,6 +25,7 @@ using mha::detail::simd::depth_block;
 using mha::detail::simd::panel_columns;
 using mha::detail::simd::panel_grain;
 using mha::detail::simd::panel_kernel;
+using unit::IntegerPanels;
 
 /// Rows, a panel of storage S, and results with poison beside them.
 template <class S> struct Product {
@@ -201,75 +203,53 @@ TEST(PanelKernelWidening, IsExactForEveryNumberOfSixteenBits) {
   expect_every_number_widened<mha::bfloat16>();
 }
 
-/// Panels of integers behind their scales, poison before and between them, and the numbers that they are.
-struct EightBitPanels {
-  static constexpr Index columns = panel_columns<float>, lead = mha::detail::simd::panel_lead<mha::scaled_int8>;
-  Index depth;
-  std::ptrdiff_t apart;
-  std::vector<mha::scaled_int8> memory;
-  std::vector<std::vector<float>> numbers;
-
-  EightBitPanels(support::Random& random, Index panels, Index rows, Index gap = 3)
-      : depth(rows), apart(lead + (rows + gap) * columns), memory(static_cast<std::size_t>(panels * apart)) {
-    support::poison_all(memory);
-    for (Index p = 0; p < panels; ++p) {
-      std::vector<float> scales(static_cast<std::size_t>(columns)), panel(static_cast<std::size_t>(rows * columns));
-      for (Index j = 0; j < columns; ++j)
-        scales[static_cast<std::size_t>(j)] = static_cast<float>(std::exp2(random.uniform(-9, -5)));
-      std::memcpy(static_cast<void*>(memory.data() + p * apart), scales.data(), static_cast<std::size_t>(lead));
-      for (Index k = 0; k < rows; ++k)
-        for (Index j = 0; j < columns; ++j) {
-          const int integer = random.below(255) - 127;
-          at(p)[k * columns + j].integer = static_cast<std::int8_t>(integer);
-          panel[static_cast<std::size_t>(k * columns + j)] =
-              static_cast<float>(integer) * scales[static_cast<std::size_t>(j)];
-        }
-      numbers.push_back(std::move(panel));
-    }
-  }
-  mha::scaled_int8* at(Index p) { return memory.data() + p * apart + lead; }
-};
-
 // Rows by integers and by the numbers that they are.
-TEST(PanelKernelOfEightBits, HasTheBitsOfTheNumbersInFloat) {
-  support::Random random("panels in 8 bits");
-  constexpr Index columns = EightBitPanels::columns;
+template <class Q> void expect_the_bits_of_numbers() {
+  support::Random random("panels of integers");
+  constexpr Index columns = panel_columns<float>;
   unit::for_each_level([&](auto isa) {
-    const auto kernel = panel_kernel<float, mha::scaled_int8>(decltype(isa)::level);
+    const auto kernel = panel_kernel<float, Q>(decltype(isa)::level);
     const auto same = panel_kernel<float, float>(decltype(isa)::level);
-    for (const Index n : {1, 2, 3, 5, 7, 8, 9, 13, 17, 40})
-      for (const Index depth : {1, 2, 33, 256})
-        for (const bool with_bias : {false, true}) {
-          EightBitPanels panel(random, 1, depth);
-          std::vector<float> rows(static_cast<std::size_t>(n * depth)), bias(static_cast<std::size_t>(columns));
-          random.fill(rows);
-          random.fill(bias);
-          const Index wanted = 1 + random.below(columns);
-          std::vector<float> c(static_cast<std::size_t>(n * columns), support::poison<float>()), expected = c;
-          const float* const before = with_bias ? bias.data() : nullptr;
-          kernel({rows.data(), depth, panel.at(0), panel.at(0), before, 0, c.data(), columns, n, depth, wanted});
-          same({rows.data(), depth, panel.numbers[0].data(), panel.numbers[0].data(), before, 0, expected.data(),
-                columns, n, depth, wanted});
-          ASSERT_EQ(support::differing(c, expected), 0u) << n << " rows, depth " << depth << ", columns " << wanted;
-        }
+    for (Index n = 1; n <= 40; ++n)
+      for (const Index depth : {1, 2, 31, 32, 33, 63, 255, 256}) {
+        const IntegerPanels<Q> panel(random, 1, depth);
+        // What is behind a row's numbers is not read: it would make results NaN.
+        const Index stride = depth + random.below(3);
+        std::vector<float> rows(static_cast<std::size_t>(n * stride)), bias(static_cast<std::size_t>(columns));
+        support::poison_all(rows);
+        for (Index i = 0; i < n; ++i)
+          for (Index k = 0; k < depth; ++k)
+            rows[static_cast<std::size_t>(i * stride + k)] = static_cast<float>(random.normal());
+        random.fill(bias);
+        const Index wanted = 1 + random.below(columns);
+        std::vector<float> c(static_cast<std::size_t>(n * columns), support::poison<float>()), expected = c;
+        const float* const before = random.chance(0.5) ? bias.data() : nullptr;
+        kernel({rows.data(), stride, panel.at(0), panel.at(0), before, 0, c.data(), columns, n, depth, wanted});
+        same({rows.data(), stride, panel.numbers[0].data(), panel.numbers[0].data(), before, 0, expected.data(),
+              columns, n, depth, wanted});
+        ASSERT_EQ(support::differing(c, expected), 0u) << n << " rows, depth " << depth << ", columns " << wanted;
+      }
   });
 }
+TEST(PanelKernelOfEightBits, HasTheBitsOfTheNumbersInFloat) { expect_the_bits_of_numbers<mha::scaled_int8>(); }
+TEST(PanelKernelOfFourBits, HasTheBitsOfTheNumbersInFloat) { expect_the_bits_of_numbers<mha::scaled_int4>(); }
 
-TEST(PanelKernelOfEightBits, PanelsSideBySideGiveTheBitsOfEachAlone) {
-  support::Random random("panels in 8 bits side by side");
-  constexpr Index columns = EightBitPanels::columns, panels = mha::detail::simd::row_panels;
+template <class Q> void expect_the_bits_of_each_alone() {
+  support::Random random("panels of integers side by side");
+  constexpr Index columns = panel_columns<float>, panels = mha::detail::simd::row_panels;
   unit::for_each_level([&](auto isa) {
     const auto same = panel_kernel<float, float>(decltype(isa)::level);
-    for (const Index depth : {1, 33, 256})
+    for (const Index depth : {1, 31, 32, 33, 255, 256})
       for (const bool with_bias : {false, true}) {
-        EightBitPanels panel(random, panels, depth);
-        std::vector<float> row(static_cast<std::size_t>(depth)), bias(static_cast<std::size_t>(panels * columns));
+        const IntegerPanels<Q> panel(random, panels, depth);
+        std::vector<float> row(static_cast<std::size_t>(depth + 1)), bias(static_cast<std::size_t>(panels * columns));
         random.fill(row);
         random.fill(bias);
+        row.back() = std::numeric_limits<float>::quiet_NaN();  // behind the row
         std::vector<float> c(static_cast<std::size_t>((panels + 1) * columns), support::poison<float>()), expected = c;
-        panel_kernel<float, mha::scaled_int8>(decltype(isa)::level)({row.data(), depth, panel.at(0), panel.at(0),
-                                                                     with_bias ? bias.data() : nullptr, 0, c.data(), 0,
-                                                                     1, depth, columns, panel.apart});
+        panel_kernel<float, Q>(decltype(isa)::level)({row.data(), depth, panel.at(0), panel.at(0),
+                                                      with_bias ? bias.data() : nullptr, 0, c.data(), 0, 1, depth,
+                                                      columns, panel.apart});
         for (Index i = 0; i < panels; ++i) {
           const auto& numbers = panel.numbers[static_cast<std::size_t>(i)];
           same({row.data(), depth, numbers.data(), numbers.data(), with_bias ? bias.data() + i * columns : nullptr, 0,
@@ -279,53 +259,77 @@ TEST(PanelKernelOfEightBits, PanelsSideBySideGiveTheBitsOfEachAlone) {
       }
   });
 }
+TEST(PanelKernelOfEightBits, PanelsSideBySideGiveTheBitsOfEachAlone) {
+  expect_the_bits_of_each_alone<mha::scaled_int8>();
+}
+TEST(PanelKernelOfFourBits, PanelsSideBySideGiveTheBitsOfEachAlone) {
+  expect_the_bits_of_each_alone<mha::scaled_int4>();
+}
 
-TEST(WidenPanel, WritesTheNumbersOfItsRowsAlone) {
-  support::Random random("widened panels");
-  constexpr Index columns = EightBitPanels::columns;
+// The last row of a pair may be missing, and then its half of the bytes is no number.
+TEST(PanelKernelOfFourBits, AnInfinityInTheLastOfOddRowsStaysOne) {
+  support::Random random("infinite in 4 bits");
+  constexpr Index columns = panel_columns<float>, panels = mha::detail::simd::row_panels;
+  constexpr float inf = std::numeric_limits<float>::infinity();
   unit::for_each_level([&](auto isa) {
-    for (const Index depth : {0, 1, 2, 33, 256}) {
-      EightBitPanels panel(random, 1, 256);
-      std::vector<float> to(static_cast<std::size_t>((depth + 1) * columns), support::poison<float>());
-      mha::detail::simd::widen_panel(decltype(isa)::level, panel.at(0), panel.at(0) - EightBitPanels::lead, depth,
-                                     to.data());
-      for (std::size_t i = 0; i < to.size(); ++i)
-        ASSERT_EQ(support::bits(to[i]),
-                  support::bits(i < static_cast<std::size_t>(depth * columns) ? panel.numbers[0][i]
-                                                                              : support::poison<float>()))
-            << i;
-      // A later row has the scales of its block, which lie where they lay.
-      if (depth == 33) {
-        mha::detail::simd::widen_panel(decltype(isa)::level, panel.at(0) + 200 * columns,
-                                       panel.at(0) - EightBitPanels::lead, 1, to.data());
-        for (Index j = 0; j < columns; ++j)
-          ASSERT_EQ(to[static_cast<std::size_t>(j)], panel.numbers[0][static_cast<std::size_t>(200 * columns + j)]);
+    const auto kernel = panel_kernel<float, mha::scaled_int4>(decltype(isa)::level);
+    for (const Index depth : {1, 31, 33, 255})
+      for (const Index n : {0, 1, 2, 6, 9}) {  // 0: panels side by side
+        IntegerPanels<mha::scaled_int4> panel(random, panels, depth);
+        for (Index p = 0; p < panels; ++p)
+          for (Index j = 0; j < columns; ++j) panel.put(p, depth - 1, j, j % 2 == 0 ? 1 : -8);
+        std::vector<float> rows(static_cast<std::size_t>(std::max(n, Index{1}) * depth), 1.0f);
+        for (std::size_t i = static_cast<std::size_t>(depth) - 1; i < rows.size(); i += static_cast<std::size_t>(depth))
+          rows[i] = inf;
+        std::vector<float> c(static_cast<std::size_t>((n == 0 ? panels : n) * columns));
+        kernel({rows.data(), depth, panel.at(0), panel.at(0), nullptr, 0, c.data(), columns, std::max(n, Index{1}),
+                depth, columns, n == 0 ? panel.apart : 0});
+        for (std::size_t i = 0; i < c.size(); ++i)
+          ASSERT_EQ(c[i], (panel.negative(n == 0 ? static_cast<Index>(i) / columns : 0, depth - 1,
+                                          static_cast<Index>(i) % columns)
+                               ? -inf
+                               : inf))
+              << depth << " deep, " << n << " rows, " << i;
       }
-    }
+  });
+}
+
+template <class Q> void expect_widened() {
+  support::Random random("widened panels");
+  constexpr Index columns = panel_columns<float>, group = mha::detail::simd::panel_group<Q>;
+  unit::for_each_level([&](auto isa) {
+    const IntegerPanels<Q> panel(random, 1, 256);
+    const auto at = [&](Index row) { return panel.memory.data() + mha::detail::simd::panel_row_at<Q>(row); };
+    const auto lead = [&](Index row) { return at(row / group * group) - mha::detail::simd::panel_lead<Q>; };
+    for (const Index first : {0, 32, 64, 224})  // a later row has the scales of its group
+      for (const Index depth : {0, 1, 2, 31, 32, 33, 63, 255, 256}) {
+        if (first + depth > 256 || (first > 0 && depth > 32)) continue;
+        std::vector<float> to(static_cast<std::size_t>((depth + 1) * columns), support::poison<float>());
+        mha::detail::simd::widen_panel(decltype(isa)::level, at(first), lead(first), depth, to.data());
+        for (std::size_t i = 0; i < to.size(); ++i)
+          ASSERT_EQ(support::bits(to[i]),
+                    support::bits(i < static_cast<std::size_t>(depth * columns)
+                                      ? panel.numbers[0][static_cast<std::size_t>(first * columns) + i]
+                                      : support::poison<float>()))
+              << i << ", rows " << depth << " from " << first;
+      }
+  });
+}
+TEST(WidenPanel, WritesTheNumbersOfItsRowsAlone) {
+  expect_widened<mha::scaled_int8>();
+  expect_widened<mha::scaled_int4>();
+}
+
+TEST(WidenPanel, OfSixteenBitsIsExact) {
+  support::Random random("widened panels of 16 bits");
+  constexpr Index columns = panel_columns<float>;
+  unit::for_each_level([&](auto isa) {
     std::vector<mha::half> narrow(static_cast<std::size_t>(2 * columns));
     std::vector<float> to(narrow.size());
     random.fill(narrow);
     mha::detail::simd::widen_panel(decltype(isa)::level, narrow.data(), narrow.data(), 2, to.data());
     for (std::size_t i = 0; i < to.size(); ++i) ASSERT_EQ(to[i], float(narrow[i]));
   });
-}
-
-TEST(PanelLayout, HasAScaleForEachColumnBeforeEachBlock) {
-  using mha::detail::simd::panel_elements;
-  using mha::detail::simd::panel_row_at;
-  using S = mha::scaled_int8;
-  EXPECT_EQ(mha::detail::simd::panel_lead<S>, 192);
-  EXPECT_EQ(mha::detail::simd::panel_lead<mha::half>, 0);
-  EXPECT_EQ(panel_row_at<S>(0), 192);
-  EXPECT_EQ(panel_row_at<S>(255), 192 + 255 * 48);
-  EXPECT_EQ(panel_row_at<S>(256), 2 * 192 + 256 * 48);
-  EXPECT_EQ(panel_row_at<S>(600), 3 * 192 + 600 * 48);
-  EXPECT_EQ(panel_elements<S>(0), 0);
-  EXPECT_EQ(panel_elements<S>(1), 192 + 48);
-  EXPECT_EQ(panel_elements<S>(256), 192 + 256 * 48);
-  EXPECT_EQ(panel_elements<S>(257), 2 * 192 + 257 * 48);
-  EXPECT_EQ(panel_row_at<mha::half>(300), 300 * 48);
-  EXPECT_EQ(panel_elements<double>(300), 300 * 24);
 }
 
 }  // namespace
