@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// expect only: mha: quantize() keeps weights in 8 bits on the host's backends, such as Cpu; on a GPU use bfloat16
+// expect only: mha: quantize() keeps weights in 8 or 4 bits on the host's backends, such as Cpu; on a GPU use bfloat16
 #include <mha/attention.hpp>
 #include <mha/backend/cpu/cpu.hpp>
 #include <mha/layer/multi_head_attention.hpp>

@@ -217,15 +217,15 @@ TEST(FrozenWeights, InSixteenBitsAreAsTheSameNumbersInFloat) {
   expect_as_wide<mha::Reference, mha::half>();
 }
 
-/// Weights of W rounded to 8 bits, and the same numbers in float, as another backend rounds them.
-template <class B, class W> void expect_as_rounded() {
+/// Weights of W rounded to Q, and the same numbers in float, as another backend rounds them.
+template <class Q, class B, class W> void expect_as_rounded() {
   mha::FeedForward<W, mha::Cpu, mha::SwiGlu> lender({.d_model = 300, .d_hidden = 270});
-  draw(lender.up(), "up in 8 bits");
-  draw(lender.down(), "down in 8 bits");
+  draw(lender.up(), "up of integers");
+  draw(lender.down(), "down of integers");
   mha::FeedForward<float, B, mha::SwiGlu> narrow({.d_model = 300, .d_hidden = 270}), wide(narrow.config());
   mha::FeedForward<float, mha::Reference, mha::SwiGlu> elsewhere(narrow.config());
-  narrow.quantize(std::as_const(lender).parameters());
-  elsewhere.quantize(std::as_const(lender).parameters());
+  narrow.template quantize<Q>(std::as_const(lender).parameters());
+  elsewhere.template quantize<Q>(std::as_const(lender).parameters());
   wide.borrow(elsewhere.parameters());
   const auto run = [](const auto& block, const Rows<float>& x, const Rows<float>& dy) {
     return results<true>(
@@ -242,9 +242,15 @@ template <class B, class W> void expect_as_rounded() {
   EXPECT_EQ(of_narrow.gradients, of_wide.gradients);
 }
 TEST(FrozenWeights, InEightBitsAreAsTheSameNumbersInFloat) {
-  expect_as_rounded<mha::Cpu, float>();
-  expect_as_rounded<mha::Cpu, mha::bfloat16>();
-  expect_as_rounded<mha::Cpu, mha::half>();
+  expect_as_rounded<mha::scaled_int8, mha::Cpu, float>();
+  expect_as_rounded<mha::scaled_int8, mha::Cpu, mha::bfloat16>();
+  expect_as_rounded<mha::scaled_int8, mha::Cpu, mha::half>();
+}
+
+TEST(FrozenWeights, InFourBitsAreAsTheSameNumbersInFloat) {
+  expect_as_rounded<mha::scaled_int4, mha::Cpu, float>();
+  expect_as_rounded<mha::scaled_int4, mha::Cpu, mha::bfloat16>();
+  expect_as_rounded<mha::scaled_int4, mha::Cpu, mha::half>();
 }
 
 TEST(FrozenWeights, ThatABackendDoesNotUnpackAreRefused) {

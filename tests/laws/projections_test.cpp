@@ -116,20 +116,21 @@ TYPED_TEST(Projections, ALayersRowIsTheSameAloneAndAmongMany) {
 }
 
 // A Linear with a gate.
-TEST(ProjectionsInEightBits, ARowIsTheSameAloneAndAmongManyForAnyThreads) {
-  support::Random random("projected rows in 8 bits");
-  const Index many = 270, depth = 700, columns = 410;
+template <class Q> void expect_rows_alone_and_among_many() {
+  support::Random random("projected rows by integers");
+  const Index many = 270, depth = 701, columns = 410;
   mha::Linear<float, mha::CpuWith<mha::Serial>, mha::SwiGlu> serial({.inputs = depth, .outputs = columns});
   mha::Linear<float, mha::CpuWith<Pretended<7>>, mha::SwiGlu> seven(serial.config());
   serial.initialize(mha::XavierUniform{.seed = 3});
-  seven.quantize(serial.parameters());
-  serial.quantize();
+  seven.template quantize<Q>(serial.parameters());
+  serial.template quantize<Q>();
   Tensor<float, 2> x(many, depth);
   random.fill(x);
   at_every_isa([&] {
     const auto all = serial(x);
     EXPECT_EQ(support::differing(seven(x), all), 0u);
-    for (const auto& [first, count] : {std::pair<Index, Index>{0, 1}, {269, 1}, {5, 2}, {7, 4}, {100, 33}, {1, 128}}) {
+    for (const auto& [first, count] :
+         {std::pair<Index, Index>{0, 1}, {269, 1}, {5, 2}, {7, 4}, {100, 33}, {20, 8}, {30, 9}, {40, 17}, {1, 128}}) {
       const TensorView<const float, 2> rows{&std::as_const(x)(first, 0), {count, depth}, {depth, 1}};
       const auto some = serial(rows), on_seven = seven(rows);
       std::size_t different = 0;
@@ -142,6 +143,13 @@ TEST(ProjectionsInEightBits, ARowIsTheSameAloneAndAmongManyForAnyThreads) {
       EXPECT_EQ(different, 0u) << count << " rows from " << first;
     }
   });
+}
+
+TEST(ProjectionsInEightBits, ARowIsTheSameAloneAndAmongManyForAnyThreads) {
+  expect_rows_alone_and_among_many<mha::scaled_int8>();
+}
+TEST(ProjectionsInFourBits, ARowIsTheSameAloneAndAmongManyForAnyThreads) {
+  expect_rows_alone_and_among_many<mha::scaled_int4>();
 }
 
 }  // namespace

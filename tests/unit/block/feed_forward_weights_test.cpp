@@ -22,6 +22,7 @@
 #include "eight_bits.hpp"
 #include "failing_new.hpp"
 #include "far_backend.hpp"
+#include "four_bits.hpp"
 #include "message_of.hpp"
 #include "plain_backend.hpp"
 #include "random.hpp"
@@ -416,16 +417,16 @@ TEST(FeedForwardBorrow, ALinearOfTwoOwnersHoldsBoth) {
   EXPECT_FALSE(watch_up.expired());
 }
 
-/// The numbers that weights become in 8 bits, which a feed-forward of T borrows.
-template <class T> struct Rounded {
+/// The numbers that weights become in Q, which a feed-forward of T borrows.
+template <class Q, class T> struct Rounded {
   Tensor<T, 2> up, gate, down;
   Tensor<T, 1> up_bias{H}, gate_bias{H}, down_bias{E};
 
   template <class W>
   explicit Rounded(const Weights<W>& w)
-      : up(support::rounded_to_eight_bits<T>(mha::transposed(w.up.view()))),
-        gate(support::rounded_to_eight_bits<T>(mha::transposed(w.gate.view()))),
-        down(support::rounded_to_eight_bits<T>(w.down.view())) {
+      : up(support::rounded_weights<Q, T>(mha::transposed(w.up.view()))),
+        gate(support::rounded_weights<Q, T>(mha::transposed(w.gate.view()))),
+        down(support::rounded_weights<Q, T>(w.down.view())) {
     for (Index j = 0; j < H; ++j) up_bias(j) = T(w.up_bias(j)), gate_bias(j) = T(w.gate_bias(j));
     for (Index j = 0; j < E; ++j) down_bias(j) = T(w.down_bias(j));
   }
@@ -435,38 +436,44 @@ template <class T> struct Rounded {
   }
 };
 
-TYPED_TEST(FeedForwardBorrowOn, InEightBitsHasTheBitsOfRoundedOnes) {
-  const auto x = rows<float>("eight bits x");
-  const Weights<float> w("eight bits");
+template <class Q, class B> void expect_the_bits_of_rounded_ones() {
+  const auto x = rows<float>("rounded x");
+  const Weights<float> w("rounded");
   const auto expect = [&](const char* what, const auto& weights, const auto& ff) {
-    const Rounded<float> rounded(weights);
-    Gated<TypeParam> same(sizes);
+    const Rounded<Q, float> rounded(weights);
+    Gated<B> same(sizes);
     same.borrow(rounded.borrowed());
     EXPECT_EQ(support::differing(ff(x), same(x)), 0u) << what;
   };
-  Gated<TypeParam> passed(sizes), borrower(sizes), viewed(sizes), narrow(sizes);
-  passed.quantize(w.borrowed());
+  Gated<B> passed(sizes), borrower(sizes), viewed(sizes), narrow(sizes);
+  passed.template quantize<Q>(w.borrowed());
   expect("passed", w, passed);
   borrower.borrow(w.borrowed());
-  viewed.quantize(borrower.parameters());
+  viewed.template quantize<Q>(borrower.parameters());
   expect("another's views", w, viewed);
-  borrower.quantize();
+  borrower.template quantize<Q>();
   expect("borrowed", w, borrower);
-  const Weights<mha::half> half("eight bits of half");
-  narrow.quantize(half.borrowed());
+  const Weights<mha::half> half("rounded of half");
+  narrow.template quantize<Q>(half.borrowed());
   expect("half", half, narrow);
   Gated<mha::Cpu, mha::half> of_half(sizes);
   of_half.borrow(half.borrowed());
-  viewed.quantize(of_half.parameters());
+  viewed.template quantize<Q>(of_half.parameters());
   expect("views of half", half, viewed);
-  Gated<TypeParam> own(sizes), kept(sizes);
+  Gated<B> own(sizes), kept(sizes);
   own.update(writes("own"));
   kept.update(writes("own"));
-  own.quantize();
-  viewed.quantize(kept.parameters());
+  own.template quantize<Q>();
+  viewed.template quantize<Q>(kept.parameters());
   EXPECT_EQ(support::differing(own(x), viewed(x)), 0u) << "its own";
   EXPECT_NE(support::differing(own(x), kept(x)), 0u);
   EXPECT_NE(message_of([&] { own.update(writes("own")); }), "");
+}
+TYPED_TEST(FeedForwardBorrowOn, InEightBitsHasTheBitsOfRoundedOnes) {
+  expect_the_bits_of_rounded_ones<mha::scaled_int8, TypeParam>();
+}
+TYPED_TEST(FeedForwardBorrowOn, InFourBitsHasTheBitsOfRoundedOnes) {
+  expect_the_bits_of_rounded_ones<mha::scaled_int4, TypeParam>();
 }
 
 TEST(FeedForwardQuantize, IsOfBothOrNeither) {
@@ -559,33 +566,61 @@ TEST(FeedForwardQuantize, HalvesAreExchanged) {
   expect_halves_exchanged<mha::Reference>();
 }
 
-TEST(FeedForwardQuantize, OfOneThatIsAlreadyIsOfTheOther) {
+template <class Q> void expect_of_the_other() {
   mha::FeedForward<float> both({.d_model = 12, .d_hidden = 20});
   both.initialize(mha::XavierUniform{.seed = 1});
   auto one = both, other = both;
-  both.quantize();
-  one.up().quantize();
-  one.quantize();
-  one.quantize();
-  other.down().quantize();
-  other.quantize();
+  both.quantize<Q>();
+  one.up().quantize<Q>();
+  one.quantize<Q>();
+  one.quantize<Q>();
+  other.down().quantize<Q>();
+  other.quantize<Q>();
   Tensor<float, 2> x(3, 12);
   support::Random("rows of halves").fill(x);
   EXPECT_EQ(support::differing(one(x), both(x)), 0u);
   EXPECT_EQ(support::differing(other(x), both(x)), 0u);
   EXPECT_EQ(other.packed_bytes(), both.packed_bytes());
 }
+TEST(FeedForwardQuantize, OfOneThatIsAlreadyIsOfTheOther) {
+  expect_of_the_other<mha::scaled_int8>();
+  expect_of_the_other<mha::scaled_int4>();
+}
 
-TEST(FeedForwardQuantize, TakesAByteForANumberAndTheScales) {
+// If one is in another kind of integers, both stay as they are.
+TEST(FeedForwardQuantize, OfAnotherKindIsRefusedByBoth) {
+  mha::FeedForward<float> ff({.d_model = 12, .d_hidden = 20});
+  ff.initialize(mha::XavierUniform{.seed = 1});
+  Tensor<float, 2> x(3, 12);
+  support::Random("rows of kinds").fill(x);
+  ff.down().quantize();
+  const auto before = ff(x);
+  EXPECT_EQ(message_of([&] { ff.quantize<mha::scaled_int4>(); }),
+            "quantize: down(): of the Linear's 252 parameters only the packed ones are left: pass the weights to "
+            "quantize(), and not to borrow()");
+  EXPECT_EQ(support::differing(ff(x), before), 0u);
+  EXPECT_NE(ff.up().parameters().weight.data, nullptr);
+  ff.up().quantize<mha::scaled_int4>();
+  EXPECT_NE(message_of([&] { ff.quantize(); }).find("quantize: up(): of the Linear's 260 parameters"),
+            std::string::npos);
+}
+
+template <class Q> void expect_bytes(const std::string& scalar) {
   const Weights<float> w("bytes");
   Gated<mha::Cpu> ff(sizes);
-  ff.quantize(w.borrowed());
-  const std::size_t up = 2 * 48 * (E + 4 + 4), down = 48 * (H + 4 + 4);
+  ff.quantize<Q>(w.borrowed());
+  const std::size_t up = 2 * (support::rounded_bytes<Q>(E, H) + 48 * 4),
+                    down = support::rounded_bytes<Q>(H, E) + 48 * 4;
   EXPECT_EQ(ff.packed_bytes(), up + down);
-  EXPECT_NE(ff.explain(3).find("520 scaled_int8, packed only, in " + std::to_string(up) + " bytes"), std::string::npos)
+  EXPECT_NE(ff.explain(3).find("520 " + scalar + ", packed only, in " + std::to_string(up) + " bytes"),
+            std::string::npos)
       << ff.explain(3);
-  EXPECT_NE(ff.explain(3).find("252 scaled_int8, packed only, in " + std::to_string(down) + " bytes"),
+  EXPECT_NE(ff.explain(3).find("252 " + scalar + ", packed only, in " + std::to_string(down) + " bytes"),
             std::string::npos);
+}
+TEST(FeedForwardQuantize, TakesTheBytesOfIntegersAndTheScales) {
+  expect_bytes<mha::scaled_int8>("scaled_int8");
+  expect_bytes<mha::scaled_int4>("scaled_int4");
 }
 
 }  // namespace

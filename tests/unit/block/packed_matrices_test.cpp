@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <span>
 #include <string>
+#include <type_traits>
 #include <utility>
 
 #include <gtest/gtest.h>
@@ -110,7 +111,9 @@ template <class W> void expect_products(const char* scalar, bool own) {
   EXPECT_TRUE(packed.present());
   EXPECT_EQ(packed.own() != nullptr, own);
   EXPECT_STREQ(packed.scalar(), scalar);
-  EXPECT_EQ(packed.scalar_size(), sizeof(W));
+  EXPECT_EQ(packed.weight_bytes(), sizeof(W));
+  EXPECT_TRUE(packed.template are<W>());
+  EXPECT_FALSE(packed.template are<mha::scaled_int4>() || packed.template are<mha::half>());
   EXPECT_GE(packed.bytes(), 2 * K * N * sizeof(W));
 
   mha::Workspace workspace;
@@ -128,6 +131,27 @@ template <class W> void expect_products(const char* scalar, bool own) {
   EXPECT_EQ(copy.own(), packed.own());
   ASSERT_TRUE(copy.multiply(cpu, p.x.view(), 0, {both, 1}, workspace));
   p.expect(y[0], 0);
+}
+
+template <class Q> void expect_rounded(const char* scalar, double bytes_each) {
+  const Products<float> p(scalar);
+  const auto matrices = p.matrices();
+  const auto packed = PackedMatrices<float, mha::Cpu>::template rounded_to<Q>(
+      mha::Cpu{}, std::span<const mha::DenseWeights<float>>(matrices));
+  EXPECT_TRUE(packed.present() && packed.unpacks());
+  EXPECT_EQ(packed.own(), nullptr);
+  EXPECT_STREQ(packed.scalar(), scalar);
+  EXPECT_EQ(packed.weight_bytes(), bytes_each);
+  EXPECT_EQ(packed.template are<mha::scaled_int8>(), (std::is_same_v<Q, mha::scaled_int8>));
+  EXPECT_EQ(packed.template are<mha::scaled_int4>(), (std::is_same_v<Q, mha::scaled_int4>));
+  EXPECT_FALSE(packed.template are<float>());
+}
+TEST(PackedMatrices, RoundedSayWhatTheyAre) {
+  expect_rounded<mha::scaled_int8>("scaled_int8", 1.015625);
+  expect_rounded<mha::scaled_int4>("scaled_int4", 0.5625);
+  const PackedMatrices<float, mha::Cpu> none;
+  EXPECT_EQ(none.weight_bytes(), 4);
+  EXPECT_TRUE(none.are<float>());
 }
 
 TEST(PackedMatrices, OfTheSameScalar) { expect_products<float>("float", true); }

@@ -1,12 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <utility>
+
 #include <gtest/gtest.h>
 
+#include <mha/block.hpp>
 #include <mha/compiled/cpu.hpp>
 #include <mha/mha.hpp>
 
 #include "compare.hpp"
 #include "declared.hpp"
 #include "eight_bits.hpp"
+#include "four_bits.hpp"
 #include "random.hpp"
 
 namespace {
@@ -47,6 +51,30 @@ template <class B> void expect_bits_of_eight_bits() {
 TEST(CompiledCpu, ReadsRowsInEightBits) {
   expect_bits_of_eight_bits<mha::Cpu>();
   expect_bits_of_eight_bits<mha::CpuWith<mha::Serial>>();
+}
+
+/// Products by integers of Q, of few rows and many, beside those by the same numbers in float.
+template <class Q, class B> void expect_products_by_integers() {
+  support::Random random("compiled products by integers");
+  for (const mha::Index in : {31, 300}) {
+    mha::Tensor<float, 2> weight(in, 70);
+    random.fill(weight);
+    const auto rounded = support::rounded_weights<Q, float>(std::as_const(weight).view());
+    mha::Linear<float, B> linear({.inputs = in, .outputs = 70, .bias = false}), same(linear.config());
+    linear.template quantize<Q>({.weight = weight});
+    same.borrow({.weight = rounded});
+    for (const mha::Index rows : {1, 5, 90}) {
+      mha::Tensor<float, 2> x(rows, in);
+      random.fill(x);
+      EXPECT_EQ(support::differing(linear(x), same(x)), 0u) << in << ", " << rows;
+    }
+  }
+}
+TEST(CompiledCpu, MultipliesByIntegers) {
+  expect_products_by_integers<mha::scaled_int8, mha::Cpu>();
+  expect_products_by_integers<mha::scaled_int8, mha::CpuWith<mha::Serial>>();
+  expect_products_by_integers<mha::scaled_int4, mha::Cpu>();
+  expect_products_by_integers<mha::scaled_int4, mha::CpuWith<mha::Serial>>();
 }
 
 }  // namespace

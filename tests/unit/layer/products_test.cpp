@@ -20,6 +20,7 @@
 #include "compare.hpp"
 #include "eight_bits.hpp"
 #include "every_isa.hpp"
+#include "four_bits.hpp"
 #include "message_of.hpp"
 #include "random.hpp"
 
@@ -368,17 +369,17 @@ TEST(LayerDropUnpacked, WhatIsPackedAloneIsSharedOnTheSameBackend) {
             "borrow: the packed weights' number of norms is 0, expected 1");
 }
 
-/// The numbers that a checkpoint's matrices become in 8 bits, in T; its vectors are not rounded.
-template <class T> struct RoundedCheckpoint {
+/// The numbers that a checkpoint's matrices become in Q, in T; its vectors are not rounded.
+template <class Q, class T> struct RoundedCheckpoint {
   Tensor<T, 2> query, key, value, output;
   Tensor<T, 1> query_bias{60}, value_bias{28}, output_bias{70}, query_norm{10}, key_norm{10}, gate{6};
 
   template <class W>
   explicit RoundedCheckpoint(const NarrowCheckpoint<W>& from)
-      : query(support::rounded_to_eight_bits<T>(mha::transposed(from.query.view()))),
-        key(support::rounded_to_eight_bits<T>(mha::transposed(from.key.view()))),
-        value(support::rounded_to_eight_bits<T>(mha::transposed(from.value.view()))),
-        output(support::rounded_to_eight_bits<T>(mha::transposed(from.output.view()))) {
+      : query(support::rounded_weights<Q, T>(mha::transposed(from.query.view()))),
+        key(support::rounded_weights<Q, T>(mha::transposed(from.key.view()))),
+        value(support::rounded_weights<Q, T>(mha::transposed(from.value.view()))),
+        output(support::rounded_weights<Q, T>(mha::transposed(from.output.view()))) {
     const auto copy = [](const Tensor<W, 1>& v, Tensor<T, 1>& to) {
       for (Index i = 0; i < to.extent(0); ++i) to(i) = T(v(i));
     };
@@ -399,13 +400,13 @@ template <class T> struct RoundedCheckpoint {
   }
 };
 
-/// A call by weights of W in 8 bits has the bits of the rounded numbers in T, and so have its gradients.
-template <class B, class T, class W> void expect_quantized_right() {
-  support::Random random("layer in 8 bits");
+/// A call by weights of W rounded to Q has the bits of the rounded numbers in T, and so have its gradients.
+template <class Q, class B, class T, class W> void expect_quantized_right() {
+  support::Random random("layer of integers");
   NarrowLayer<T, B> layer(narrow_config), same(narrow_config);
   auto checkpoint = std::make_unique<NarrowCheckpoint<W>>(random);
-  const RoundedCheckpoint<T> rounded(*checkpoint);
-  layer.quantize(checkpoint->borrowed());
+  const RoundedCheckpoint<Q, T> rounded(*checkpoint);
+  layer.template quantize<Q>(checkpoint->borrowed());
   checkpoint.reset();
   same.borrow(rounded.borrowed());
   for (const Index queries : {1, 7, 150}) {
@@ -438,42 +439,57 @@ template <class B, class T, class W> void expect_quantized_right() {
   }
 }
 
-template <class W> class QuantizedLayer : public testing::Test {};
-using Quantized = testing::Types<float, mha::half, mha::bfloat16>;
+/// Weights of W that are rounded to Q.
+template <class Q_, class W_> struct As {
+  using Q = Q_;
+  using W = W_;
+};
+template <class Case> class QuantizedLayer : public testing::Test {};
+using Quantized =
+    testing::Types<As<mha::scaled_int8, float>, As<mha::scaled_int8, mha::half>, As<mha::scaled_int8, mha::bfloat16>,
+                   As<mha::scaled_int4, float>, As<mha::scaled_int4, mha::half>, As<mha::scaled_int4, mha::bfloat16>>;
 TYPED_TEST_SUITE(QuantizedLayer, Quantized, );
 
 TYPED_TEST(QuantizedLayer, HasTheBitsOfRoundedWeights) {
-  using InDouble = std::conditional_t<std::is_same_v<TypeParam, float>, double, TypeParam>;
-  support::at_every_isa([] { expect_quantized_right<mha::Cpu, float, TypeParam>(); });
-  expect_quantized_right<mha::CpuWith<mha::Serial>, float, TypeParam>();
-  expect_quantized_right<mha::Cpu, double, InDouble>();
-  expect_quantized_right<mha::Reference, float, TypeParam>();
-  expect_quantized_right<mha::EigenCpu, float, TypeParam>();
-  expect_quantized_right<mha::Systolic<>, float, TypeParam>();
+  using Q = typename TypeParam::Q;
+  using W = typename TypeParam::W;
+  using InDouble = std::conditional_t<std::is_same_v<W, float>, double, W>;
+  support::at_every_isa([] { expect_quantized_right<Q, mha::Cpu, float, W>(); });
+  expect_quantized_right<Q, mha::CpuWith<mha::Serial>, float, W>();
+  expect_quantized_right<Q, mha::Cpu, double, InDouble>();
+  expect_quantized_right<Q, mha::Reference, float, W>();
+  expect_quantized_right<Q, mha::EigenCpu, float, W>();
+  expect_quantized_right<Q, mha::Systolic<>, float, W>();
 }
 
 TYPED_TEST(QuantizedLayer, SaysWhatItKeepsAndRefusesToWriteIt) {
-  using W = TypeParam;
+  using Q = typename TypeParam::Q;
+  using W = typename TypeParam::W;
   support::Random random("quantized bytes");
   auto checkpoint = std::make_unique<NarrowCheckpoint<W>>(random);
   NarrowLayer<float, mha::Cpu> layer(narrow_config), wide(narrow_config);
-  layer.quantize(checkpoint->borrowed());
+  layer.template quantize<Q>(checkpoint->borrowed());
   const double in = 60 * 70 + (20 + 28) * 52, out = 84 * 70;
+  constexpr bool four = std::is_same_v<Q, mha::scaled_int4>;
+  const double saved = 4 - (four ? 0.5625 : 1.015625);
   const auto narrow_cost = layer.cost(1, 5, 5), wide_cost = wide.cost(1, 5, 5);
-  EXPECT_EQ(wide_cost.projection.bytes - narrow_cost.projection.bytes, 3 * in);
-  EXPECT_EQ(wide_cost.output.bytes - narrow_cost.output.bytes, 3 * out);
-  const std::size_t packed =
-      std::size_t{48} * (2 * (70 + 4) + (52 + 4) + (52 + 4) + 2 * (84 + 4)) + std::size_t{4} * 48 * (2 + 1 + 2);
+  EXPECT_EQ(wide_cost.projection.bytes - narrow_cost.projection.bytes, saved * in);
+  EXPECT_EQ(wide_cost.output.bytes - narrow_cost.output.bytes, saved * out);
+  const std::size_t packed = support::rounded_bytes<Q>(70, 60) + support::rounded_bytes<Q>(52, 20) +
+                             support::rounded_bytes<Q>(52, 28) + support::rounded_bytes<Q>(84, 70) +
+                             std::size_t{4} * 48 * (2 + 1 + 2);
   EXPECT_EQ(layer.packed_bytes(), packed);
-  EXPECT_NE(layer.explain(1, 5, 5).find(" scaled_int8, packed only, in " + std::to_string(packed) + " bytes\n"),
+  EXPECT_NE(layer.explain(1, 5, 5).find((four ? " scaled_int4" : " scaled_int8") + std::string(", packed only, in ") +
+                                        std::to_string(packed) + " bytes\n"),
             std::string::npos)
       << layer.explain(1, 5, 5);
   const std::string left =
       "of the layer's " + std::to_string(layer.parameter_count()) + " parameters only the packed ones are left";
   EXPECT_EQ(message_of([&] { layer.update([](auto&) {}); }), "update: " + left + ", so they cannot be written");
-  EXPECT_EQ(message_of([&] { layer.quantize(); }), "");
-  EXPECT_EQ(message_of([&] { wide.quantize(); }), "quantize: expected " + std::to_string(wide.parameter_count()) +
-                                                      " weights, got 0: call initialize, update or borrow first");
+  EXPECT_EQ(message_of([&] { layer.template quantize<Q>(); }), "");
+  EXPECT_EQ(message_of([&] { wide.template quantize<Q>(); }),
+            "quantize: expected " + std::to_string(wide.parameter_count()) +
+                " weights, got 0: call initialize, update or borrow first");
   layer.drop_unpacked();
   Tensor<float, 2> x(5, 70), memory(6, 52);
   random.fill(x), random.fill(memory);
@@ -484,14 +500,15 @@ TYPED_TEST(QuantizedLayer, SaysWhatItKeepsAndRefusesToWriteIt) {
   layer.borrow(others.borrowed());
   wide.borrow(others.borrowed());
   EXPECT_EQ(support::differing(layer(x, memory), wide(x, memory)), 0u);
-  layer.quantize();
-  wide.quantize(others.borrowed());
+  layer.template quantize<Q>();
+  wide.template quantize<Q>(others.borrowed());
   EXPECT_EQ(support::differing(layer(x, memory), wide(x, memory)), 0u);
   EXPECT_EQ(support::differing(copy(x, memory), y), 0u);
 }
 
 TYPED_TEST(QuantizedLayer, OfAnotherShapeIsRefusedAndNothingChanges) {
-  using W = TypeParam;
+  using Q = typename TypeParam::Q;
+  using W = typename TypeParam::W;
   support::Random random("wrong");
   NarrowLayer<float, mha::Cpu> layer(narrow_config);
   layer.initialize(mha::XavierUniform{.seed = 1});
@@ -500,17 +517,18 @@ TYPED_TEST(QuantizedLayer, OfAnotherShapeIsRefusedAndNothingChanges) {
   turned.value = checkpoint.value;
   biased.key_bias = checkpoint.value_bias;
   without.gate = {};
-  EXPECT_EQ(message_of([&] { layer.quantize(turned); }),
+  EXPECT_EQ(message_of([&] { layer.template quantize<Q>(turned); }),
             "quantize: the value matrix is (28, 52), expected (52, 28): pass mha::transposed(view)");
   EXPECT_EQ(
-      message_of([&] { layer.quantize(biased); }),
+      message_of([&] { layer.template quantize<Q>(biased); }),
       "quantize: the key bias has 28 elements, expected 0: set .bias in the configuration, or that of this projection");
-  EXPECT_EQ(message_of([&] { layer.quantize(without); }), "quantize: the gate has 0 elements, expected 6");
+  EXPECT_EQ(message_of([&] { layer.template quantize<Q>(without); }), "quantize: the gate has 0 elements, expected 6");
   mha::MultiHeadAttention<W, mha::Cpu> other({.d_model = 20, .num_heads = 2});
   other.initialize(mha::XavierUniform{.seed = 1});
-  EXPECT_EQ(
-      message_of([&] { layer.quantize(other.parameters()); }).rfind("quantize: the query weights are (2, 20, 10)", 0),
-      0u);
+  EXPECT_EQ(message_of([&] {
+              layer.template quantize<Q>(other.parameters());
+            }).rfind("quantize: the query weights are (2, 20, 10)", 0),
+            0u);
   EXPECT_NE(layer.explain(1, 1, 1).find(" float, owned"), std::string::npos);
   layer.update([](auto&) {});
 }
@@ -521,38 +539,40 @@ TEST(QuantizedLayerOf, WhateverProjectionAndOutput) {
   support::Random random("whatever projection");
   Tensor<float, 2> x(9, 300);
   random.fill(x);
-  const auto expect = [&]<class B>(const B&) {
+  const auto expect = [&]<class Q, class B>(Q, const B&) {
     mha::MultiHeadAttention<float, B, mha::PerHeadProjection> per_head(sizes);
     mha::MultiHeadAttention<float, B> fused(sizes);
     mha::MultiHeadAttention<float, B, mha::NoOutput> without({.d_model = 300, .num_heads = 4, .head_dim = 11}),
         plain({.d_model = 300, .num_heads = 4, .head_dim = 11});
     fused.initialize(mha::XavierUniform{.seed = 4});
     per_head.borrow(fused.parameters());
-    per_head.quantize();
+    per_head.template quantize<Q>();
     const auto before = fused(x);
-    fused.quantize();
+    fused.template quantize<Q>();
     EXPECT_EQ(support::differing(per_head(x), fused(x)), 0u) << B::name;
     EXPECT_NE(support::differing(fused(x), before), 0u) << B::name;
     Tensor<float, 2> query(300, 44), key(300, 44), value(300, 44);
     for (auto* w : {&query, &key, &value})
       for (float& v : *w) v = static_cast<float>(random.normal() / 16);
-    const auto q = support::rounded_to_eight_bits<float>(std::as_const(query).view()),
-               k = support::rounded_to_eight_bits<float>(std::as_const(key).view()),
-               v = support::rounded_to_eight_bits<float>(std::as_const(value).view());
-    without.quantize({.query = query, .key = key, .value = value});
+    const auto q = support::rounded_weights<Q, float>(std::as_const(query).view()),
+               k = support::rounded_weights<Q, float>(std::as_const(key).view()),
+               v = support::rounded_weights<Q, float>(std::as_const(value).view());
+    without.template quantize<Q>({.query = query, .key = key, .value = value});
     plain.borrow({.query = q, .key = k, .value = v});
     EXPECT_EQ(support::differing(without(x), plain(x)), 0u) << B::name;
   };
-  expect(mha::Cpu{});
-  expect(mha::Reference{});
+  expect(mha::scaled_int8{}, mha::Cpu{});
+  expect(mha::scaled_int8{}, mha::Reference{});
+  expect(mha::scaled_int4{}, mha::Cpu{});
+  expect(mha::scaled_int4{}, mha::Reference{});
 }
 
-TEST(QuantizedLayerOf, AnotherIsBorrowedWithWhatItPacked) {
+template <class Q> void expect_borrowed_with_what_is_packed() {
   support::Random random("share");
   const mha::Config sizes{.d_model = 24, .num_heads = 4, .bias = true};
   auto owner = std::make_unique<mha::MultiHeadAttention<float>>(sizes);
   owner->initialize(mha::XavierUniform{.seed = 5});
-  owner->quantize();
+  owner->template quantize<Q>();
   mha::MultiHeadAttention<float, mha::Cpu, mha::Causal> causal(sizes);
   causal.borrow(*owner);
   EXPECT_EQ(causal.packed_bytes(), owner->packed_bytes());
@@ -568,6 +588,35 @@ TEST(QuantizedLayerOf, AnotherIsBorrowedWithWhatItPacked) {
     const auto step = causal.step(mha::view(&std::as_const(x)(i, 0), 1, 24), cache);
     for (Index e = 0; e < 24; ++e) ASSERT_EQ(support::bits(step(0, e)), support::bits(y(i, e))) << i << ", " << e;
   }
+}
+
+TEST(QuantizedLayerOf, AnotherIsBorrowedWithWhatItPacked) {
+  expect_borrowed_with_what_is_packed<mha::scaled_int8>();
+  expect_borrowed_with_what_is_packed<mha::scaled_int4>();
+}
+
+TEST(QuantizedLayerOf, AnotherKindIsRefused) {
+  support::Random random("kinds");
+  mha::MultiHeadAttention<float> layer({.d_model = 24, .num_heads = 4}), eight({.d_model = 24, .num_heads = 4});
+  layer.initialize(mha::XavierUniform{.seed = 5});
+  eight.quantize<mha::scaled_int8>(std::as_const(layer).parameters());
+  mha::MultiHeadAttention<float> by_default({.d_model = 24, .num_heads = 4});
+  by_default.quantize(std::as_const(layer).parameters());
+  Tensor<float, 2> x(6, 24);
+  random.fill(x);
+  EXPECT_EQ(support::differing(by_default(x), eight(x)), 0u);
+  layer.quantize<mha::scaled_int4>();
+  const auto y = layer(x), of_eight = eight(x);
+  const std::string refusal =
+      "quantize: of the layer's 2304 parameters only the packed ones are left: pass the weights to quantize(), and not "
+      "to borrow()";
+  EXPECT_EQ(message_of([&] { layer.quantize(); }), refusal);
+  EXPECT_EQ(message_of([&] { layer.quantize<mha::scaled_int4>(); }), "");
+  EXPECT_EQ(message_of([&] { eight.quantize<mha::scaled_int4>(); }), refusal);
+  EXPECT_EQ(message_of([&] { eight.quantize(); }), "");
+  EXPECT_EQ(support::differing(layer(x), y), 0u);
+  EXPECT_EQ(support::differing(eight(x), of_eight), 0u);
+  EXPECT_NE(support::differing(y, of_eight), 0u);
 }
 
 }  // namespace

@@ -380,6 +380,12 @@ template <class B> void expect_all_or_nothing() {
       support::differing(check("quantize of 16 bits", [&](auto& l) { l.quantize(narrow.parameters()); }), of_narrow(x)),
       0u);
   check("quantize its own", [](auto& l) { l.quantize(); });
+  of_owner.template quantize<mha::scaled_int4>(owner.parameters());
+  EXPECT_EQ(
+      support::differing(check("4 bits", [&](auto& l) { l.template quantize<mha::scaled_int4>(owner.parameters()); }),
+                         of_owner(x)),
+      0u);
+  check("its own in 4 bits", [](auto& l) { l.template quantize<mha::scaled_int4>(); });
   EXPECT_EQ(support::differing(check("assignment", [&](auto& l) { l = owner; }), owner(x)), 0u);
   if constexpr (mha::PacksWeights<B, float>) check("drop_unpacked", [](auto& l) { l.drop_unpacked(); });
 }

@@ -16,6 +16,7 @@
 #include "compare.hpp"
 #include "eight_bits.hpp"
 #include "every_isa.hpp"
+#include "four_bits.hpp"
 #include "random.hpp"
 
 namespace {
@@ -430,18 +431,18 @@ TEST(PackedProductOf, WeightsInSixteenBitsGivesTheBitsOfWideOnes) {
   expect_the_bits_of_wide_weights<mha::half>();
 }
 
-/// Matrices of one depth, rounded to 8 bits, as the same numbers packed in float.
-template <class W> void expect_the_bits_of_rounded_weights() {
-  support::Random random("weights in 8 bits");
-  for (const Index depth : {1, 256, 257, 600}) {
+/// Matrices of one depth, rounded to Q, as the same numbers packed in float.
+template <class Q, class W> void expect_the_bits_of_rounded_weights() {
+  support::Random random("rounded weights");
+  for (const Index depth : {1, 31, 33, 255, 256, 257, 600}) {
     const Weights<W> weights(depth, random);
     const auto parts = weights.parts();
-    const auto packed = Cpu{}.quantize(std::span<const DenseWeights<W>>(parts));
+    const auto packed = Cpu{}.quantize<Q>(std::span<const DenseWeights<W>>(parts));
     std::vector<Tensor<float, 2>> rounded;
     std::vector<Tensor<float, 1>> biases;
     std::vector<DenseWeights<float>> in_float;
     for (const auto& part : parts) {
-      rounded.push_back(support::rounded_to_eight_bits<float>(part.matrix));
+      rounded.push_back(support::rounded_weights<Q, float>(part.matrix));
       biases.emplace_back(part.bias.data == nullptr ? 0 : part.bias.extent[0]);
       for (Index j = 0; j < biases.back().extent(0); ++j) biases.back()(j) = static_cast<float>(part.bias(j));
     }
@@ -456,7 +457,7 @@ template <class W> void expect_the_bits_of_rounded_weights() {
         Cpu{}.unpack(packed, static_cast<Index>(part), to.view());
         ASSERT_EQ(support::differing(to, rounded[part]), 0u) << "part " << part << ", depth " << depth;
       }
-      for (const Index m : {1, 7, 40, 140})
+      for (const Index m : {1, 7, 9, 17, 40, 140})
         for (const auto& [first, count] : {std::pair<Index, Index>{0, 3}, {1, 2}, {2, 1}, {3, 1}}) {
           Tensor<float, 2> a(m, parts[static_cast<std::size_t>(first)].matrix.extent[0]);
           random.fill(a);
@@ -470,7 +471,7 @@ template <class W> void expect_the_bits_of_rounded_weights() {
           for (auto& r : results) c.push_back(r.view());
           for (auto& r : expected) wanted.push_back(r.view());
           mha::Workspace workspace;
-          using Integers = Packed<mha::scaled_int8>;
+          using Integers = Packed<Q>;
           Cpu{}.gemm(mha::PackedGemmCall<float, Integers>{std::as_const(a).view(), packed, first, c}, workspace);
           Cpu{}.gemm(mha::PackedGemmCall<float, Packed<float>>{std::as_const(a).view(), same, first, wanted},
                      workspace);
@@ -483,17 +484,51 @@ template <class W> void expect_the_bits_of_rounded_weights() {
 }
 
 TEST(PackedProductOf, WeightsInEightBitsGivesTheBitsOfRoundedOnes) {
-  expect_the_bits_of_rounded_weights<float>();
-  expect_the_bits_of_rounded_weights<mha::half>();
-  expect_the_bits_of_rounded_weights<mha::bfloat16>();
+  expect_the_bits_of_rounded_weights<mha::scaled_int8, float>();
+  expect_the_bits_of_rounded_weights<mha::scaled_int8, mha::half>();
+  expect_the_bits_of_rounded_weights<mha::scaled_int8, mha::bfloat16>();
+}
+TEST(PackedProductOf, WeightsInFourBitsGivesTheBitsOfRoundedOnes) {
+  expect_the_bits_of_rounded_weights<mha::scaled_int4, float>();
+  expect_the_bits_of_rounded_weights<mha::scaled_int4, mha::half>();
+  expect_the_bits_of_rounded_weights<mha::scaled_int4, mha::bfloat16>();
 }
 
-TEST(PackedProductOf, WeightsInEightBitsTakesTheMemoryOfItsPanels) {
-  const Tensor<float, 2> matrix(300, 50);
+template <class Q> void expect_bytes(Index in) {
+  const Tensor<float, 2> matrix(in, 50);
   const Tensor<float, 1> bias(50);
   const DenseWeights<float> plain[] = {{matrix.view(), {}}}, biased[] = {{matrix.view(), bias.view()}};
-  EXPECT_EQ(Cpu{}.quantize(std::span<const DenseWeights<float>>(plain)).bytes(), 2u * 48 * (300 + 2 * 4));
-  EXPECT_EQ(Cpu{}.quantize(std::span<const DenseWeights<float>>(biased)).bytes(), 2u * 48 * (300 + 2 * 4 + 4));
+  const std::size_t bytes = support::rounded_bytes<Q>(in, 50);
+  EXPECT_EQ(Cpu{}.quantize<Q>(std::span<const DenseWeights<float>>(plain)).bytes(), bytes) << in;
+  EXPECT_EQ(Cpu{}.quantize<Q>(std::span<const DenseWeights<float>>(biased)).bytes(), bytes + 2 * 48 * 4) << in;
+}
+TEST(PackedProductOf, RoundedWeightsTakesTheMemoryOfItsPanels) {
+  EXPECT_EQ(support::rounded_bytes<mha::scaled_int8>(300, 50), 2u * 48 * (300 + 2 * 4));
+  EXPECT_EQ(support::rounded_bytes<mha::scaled_int4>(301, 50), 2u * 48 * (151 + 10 * 2));
+  for (const Index in : {1, 31, 32, 33, 255, 256, 257, 300}) {
+    expect_bytes<mha::scaled_int8>(in);
+    expect_bytes<mha::scaled_int4>(in);
+  }
+}
+
+/// A column with the numbers of every byte, at every place of a pair and next to every other column.
+TEST(PackedProductOf, WeightsInFourBitsHasEveryByte) {
+  constexpr Index depth = 34, columns = 256;  // the first row makes the scale
+  Tensor<float, 2> matrix(depth, columns);
+  for (Index j = 0; j < columns; ++j) {
+    const int low = j % 16 - 8, high = j / 16 - 8;
+    matrix(0, j) = -8, matrix(32, j) = -8;
+    for (Index k = 1; k < depth; ++k)
+      if (k != 32) matrix(k, j) = static_cast<float>(k % 2 == 0 ? low : high);
+  }
+  const DenseWeights<float> parts[] = {{matrix.view(), {}}};
+  const auto packed = Cpu{}.quantize<mha::scaled_int4>(std::span<const DenseWeights<float>>(parts));
+  support::at_every_isa([&] {
+    Tensor<float, 2> to(depth, columns);
+    Cpu{}.unpack(packed, 0, to.view());
+    for (Index k = 0; k < depth; ++k)
+      for (Index j = 0; j < columns; ++j) ASSERT_EQ(to(k, j), matrix(k, j)) << k << ", " << j;
+  });
 }
 
 TEST(PackedProductOf, AnEpilogueIsFusedForEveryActivation) {

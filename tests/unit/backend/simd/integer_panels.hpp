@@ -55,6 +55,11 @@ template <class Q> struct IntegerPanels {
                 memory.data() + p * apart + lead_of(k) + j * static_cast<std::ptrdiff_t>(sizeof s), sizeof s);
     return static_cast<float>(s);
   }
+  std::vector<float> all() const {
+    std::vector<float> flat;
+    for (const auto& panel : numbers) flat.insert(flat.end(), panel.begin(), panel.end());
+    return flat;
+  }
   bool negative(mha::Index p, mha::Index k, mha::Index j) const {
     return std::signbit(numbers[static_cast<std::size_t>(p)][static_cast<std::size_t>(k * columns + j)]);
   }

@@ -8,9 +8,9 @@
 
 #include <mha/backend/simd/paired_steps.hpp>
 
-#include "compare.hpp"
 #include "integer_panels.hpp"
 #include "levels.hpp"
+#include "panel_steps_case.hpp"
 #include "random.hpp"
 
 namespace {
@@ -56,63 +56,10 @@ TEST(PairedRows, HaveBothNumbersOfEveryByte) {
   });
 }
 
-/// Tiles of Rows rows and two registers, and two panels side by side.
-template <int Rows> struct StepsBody {
-  template <class Isa>
-  MHA_ALWAYS_INLINE static void run(const float* rows, std::ptrdiff_t stride, Index depth, const scaled_int4* panel,
-                                    std::ptrdiff_t apart, float* tile, float* side, float* wide) {
-    using Steps = PanelSteps<float, scaled_int4>;
-    using V = vector_t<float, Isa>;
-    constexpr int W = Vector<float, Isa>::width;
-    V sum[std::size_t{Rows}][2] = {}, beside[2][2] = {};
-    const scaled_int4* const lead = panel - panel_lead<scaled_int4>;
-    Steps::add_rows<Isa>(sum, rows, stride, depth, panel, lead, reinterpret_cast<const char*>(panel), 1);
-    Steps::add_row<Isa>(beside, rows, depth, panel, lead, apart);
-    Steps::widen<Isa>(panel, lead, depth, wide);
-    for (int j = 0; j < 2; ++j) {
-      for (int i = 0; i < Rows; ++i) store(tile + (2 * i + j) * W, sum[i][j]);
-      for (int i = 0; i < 2; ++i) store(side + (2 * i + j) * W, beside[i][j]);
-    }
-  }
-};
-
 template <int Rows> void expect_steps(support::Random& random, Index depth) {
-  constexpr Index columns = panel_columns<float>;
   const unit::IntegerPanels<scaled_int4> panels(random, 2, depth);
-  // Behind the numbers of a row are ones that are NaN.
-  std::vector<float> rows(static_cast<std::size_t>(Rows * (depth + 1)));
-  random.fill(rows);
-  for (Index i = 0; i < Rows; ++i) rows[static_cast<std::size_t>(i * (depth + 1) + depth)] = NAN;
-  const auto chain = [&](Index row, std::size_t p, Index j) {
-    float sum = 0;
-    for (Index k = 0; k < depth; ++k)
-      sum = std::fma(rows[static_cast<std::size_t>(row * (depth + 1) + k)],
-                     panels.numbers[p][static_cast<std::size_t>(k * columns + j)], sum);
-    return sum;
-  };
   unit::for_each_level([&](auto isa) {
-    using Isa = decltype(isa);
-    constexpr int W = Vector<float, Isa>::width;
-    std::vector<float> tile(std::size_t{2 * Rows * W}), side(std::size_t{4 * W}),
-        wide(static_cast<std::size_t>((depth + 1) * columns));
-    support::poison_all(wide);
-    const auto kernel = &Isa::template run<StepsBody<Rows>, const float*, std::ptrdiff_t, Index, const scaled_int4*,
-                                           std::ptrdiff_t, float*, float*, float*>;
-    kernel(rows.data(), depth + 1, depth, panels.at(0), panels.apart, tile.data(), side.data(), wide.data());
-    for (int j = 0; j < 2 * W; ++j) {
-      for (int i = 0; i < Rows; ++i)
-        ASSERT_EQ(support::bits(tile[static_cast<std::size_t>(2 * W * i + j)]), support::bits(chain(i, 0, j)))
-            << "row " << i << ", depth " << depth;
-      for (int p = 0; p < 2; ++p)
-        ASSERT_EQ(support::bits(side[static_cast<std::size_t>(2 * W * p + j)]),
-                  support::bits(chain(0, static_cast<std::size_t>(p), j)))
-            << "panel " << p << ", depth " << depth;
-    }
-    for (std::size_t i = 0; i < wide.size(); ++i)
-      ASSERT_EQ(support::bits(wide[i]),
-                support::bits(i < static_cast<std::size_t>(depth * columns) ? panels.numbers[0][i]
-                                                                            : support::poison<float>()))
-          << i << ", depth " << depth;
+    unit::expect_steps<Rows, float, scaled_int4>(random, isa, depth, panels.at(0), panels.apart, panels.all());
   });
 }
 
@@ -122,7 +69,7 @@ struct WidenBody {
   }
 };
 
-TEST(PairedSteps, AreChainsOfFusedMultiplyAddsOfTheNumbers) {
+TEST(PairedSteps, AreThoseOfTheNumbers) {
   support::Random random("paired steps");
   for (const Index depth : {1, 2, 3, 31, 32, 33, 34, 63, 64, 65, 255, 256}) {
     expect_steps<1>(random, depth);
