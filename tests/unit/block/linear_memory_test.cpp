@@ -309,7 +309,8 @@ TYPED_TEST(LinearMemory, RefusesOtherShapesAndChangesNothing) {
 }
 
 TYPED_TEST(LinearMemory, OfALinearWithoutBiasRefusesOne) {
-  mha::Linear<float, TypeParam> plain({.inputs = 4, .outputs = 3, .bias = false});
+  using Q = typename TypeParam::Q;
+  mha::Linear<float, typename TypeParam::B> plain({.inputs = 4, .outputs = 3, .bias = false});
   const Tensor<float, 2> matrix(4, 3);
   const Tensor<float, 1> bias(3);
   EXPECT_EQ(message_of([&] { plain.template quantize<Q>({.weight = matrix, .bias = bias}); }),
