@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cstddef>
+#include <cstdint>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -59,6 +60,24 @@ TEST_F(Columns, OneRowMeetsAMatrixThatIsInRows) {
   const LooseColumns<float> rows{matrix.view(), nullptr}, columns{mha::transposed(turned.view()), nullptr};
   EXPECT_EQ(AnyColumns<float>(rows).rows(), &rows.matrix);
   EXPECT_EQ(AnyColumns<float>(columns).rows(), nullptr);
+}
+
+// In memory that had other numbers: the first of a pair takes the whole byte, the second the half above it.
+TEST(PutInteger, WritesTwoRowsToAByte) {
+  for (int first = -8; first < 8; ++first)
+    for (int second = -8; second < 8; ++second) {
+      std::vector<mha::scaled_int4> group(std::size_t{2 * width});
+      for (auto& x : group) x.pair = 0xff;
+      mha::detail::cpu::put_integer(group.data(), 2, 5, static_cast<std::int8_t>(first));
+      ASSERT_EQ(group[std::size_t{width + 5}].pair, first & 15);
+      mha::detail::cpu::put_integer(group.data(), 3, 5, static_cast<std::int8_t>(second));
+      ASSERT_EQ(group[std::size_t{width + 5}].pair, (first & 15) + 16 * (second & 15));
+      group[std::size_t{width + 5}].pair = 0xff;
+      for (const auto x : group) ASSERT_EQ(x.pair, 0xff);
+    }
+  std::vector<mha::scaled_int8> rows(std::size_t{2 * width});
+  mha::detail::cpu::put_integer(rows.data(), 1, 7, std::int8_t{-127});
+  EXPECT_EQ(rows[std::size_t{width + 7}].integer, -127);
 }
 
 }  // namespace
