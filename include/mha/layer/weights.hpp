@@ -92,8 +92,8 @@ template <class T, Backend B, class Policies> class LayerWeights {
       products_ = Products::template take<T>(backend_, parameters_, parameters_.checked(weights));
   }
 
-  /// Weights whose matrices are rounded to 8 bits, or 4: layer.quantize({.query = …}),
-  /// layer.quantize<mha::scaled_int4>( …); of half or bfloat16 under float or double
+  /// Weights whose matrices are rounded to 8 bits, layer.quantize({.query = …}), or to 4,
+  /// layer.quantize<mha::scaled_int4>({.query = …}); of half or bfloat16 under float or double
   /// layer.quantize(mha::BorrowedWeights<mha::bfloat16>{.query = …}). They are read here only; update() is refused
   /// afterwards, as for borrowed ones.
   ///
