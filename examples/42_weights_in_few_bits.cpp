@@ -10,7 +10,7 @@
 //             x, y, T (L, E)  A (E, R)  B (R, E)
 // Output      lines that end in "yes", what the matrices take, and how far the results are apart
 // Source      Dettmers et al. 2023, "QLoRA: Efficient Finetuning of Quantized LLMs", §3, there with other 4-bit numbers
-// Next        models/, whole models
+// Next        43_adapters_inside_a_layer.cpp
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
