@@ -4,11 +4,11 @@
 // You learn   to build a layer from its parts, so that W_Q and W_V, which are frozen, get adapters (LoRA); to train
 //             these, to go on token by token with them, and to merge them into a layer
 // The maths   Q = rot(X (W_Q + A_Q B_Q)), K = rot(X W_K), V = X (W_V + A_V B_V), Y = attention(Q, K, V) W_O
-//             L = ½ ‖Y − T‖². With dW, the gradient that a trained W_Q would have: dA = dW Bᵀ, dB = Aᵀ dW
+//             The loss is ½ ‖Y − T‖². With dW, the gradient that a trained W_Q would have: dA = dW Bᵀ, dB = Aᵀ dW
 // Symbols     L = 24 tokens, E = 64 model width, 8 heads of D = 8, which share 2 heads of keys, R = 4 the rank
 //             X, Y, T (L, E)  W_Q (E, 64)  W_K, W_V (E, 16)  A (E, R)  B (R, 64), (R, 16)
 // Output      lines that end in "yes"
-// Source      Hu et al. 2021, "LoRA: Low-Rank Adaptation of Large Language Models", §4.2
+// Source      Hu et al. 2021, "LoRA: Low-Rank Adaptation of Large Language Models", §4.1
 // Next        models/, whole models
 #include <cmath>
 #include <cstddef>
@@ -33,7 +33,8 @@ auto map(const mha::TensorView<const float, 2>& m) { return Eigen::Map<const Row
 // Rows (n, heads · D) as (1, n, heads, D).
 auto heads(Rows& x) { return mha::view(x.data(), 1, int(x.rows()), int(x.cols()) / D, D); }
 
-// x W + x A B. The frozen W may be in 16, 8 or 4 bits too: borrow or quantize it.
+// x W + x A B. W may be in 16, 8 or 4 bits too: borrow or quantize it. Then the adapter belongs to the rounded W, and
+// not to the one in float that it is merged with below.
 struct Adapted {
   mha::Linear<float> frozen, down, up;
   decltype(down.tape()) frozen_tape = frozen.tape(), down_tape = down.tape(), up_tape = up.tape();
@@ -146,11 +147,14 @@ int main() {
   auto of_layer = merged.gradients();
   check("a layer with the merged matrices has their result", near(y, merged(x, layer_tape)));
   const Rows dx = merged.backward(y, layer_tape, of_layer);
-  const bool same_dx = near(backward(y), dx);
-  const Rows dw = map(of_layer.query.matrix());
-  check("and the same gradients of X, A and B", same_dx &&
-                                                    near(map(query.of_down.weight), dw * query.b().transpose()) &&
-                                                    near(map(query.of_up.weight), query.a().transpose() * dw));
+  bool same = near(backward(y), dx);
+  const auto compare = [&](const Adapted& adapted, const Rows& dw) {
+    same = same && near(map(adapted.of_down.weight), dw * adapted.b().transpose()) &&
+           near(map(adapted.of_up.weight), adapted.a().transpose() * dw);
+  };
+  compare(query, map(of_layer.query.matrix()));
+  compare(value, map(of_layer.value.matrix()));
+  check("and the same gradients of X, A and B", same);
 
   // Token by token: the rows of keys and values go to a cache.
   mha::KvCache<mha::Contiguous, float> cache({.heads = G, .dim = D, .value_dim = D}, {.length = L}, {});

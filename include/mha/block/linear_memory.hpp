@@ -103,7 +103,8 @@ template <class T, class B, class F> class LinearMemory {
   ///           ones the first) times -1/8, rounded to bfloat16, and an integer the number / s, rounded to nearest even,
   ///           at most 7. Biases are not rounded
   /// Numerics  in 4 bits a number is changed by |s| / 2 at most, beyond 7 s by 1.04 |s|. NaN and infinities make
-  ///           their block NaN, blocks below 1e-20 become 0, numbers beyond 3.38e38 become it
+  ///           their block NaN, as numbers of double beyond float's; blocks below 1e-20 become 0, numbers
+  ///           beyond 3.389e38 count as that
   /// Bits      those of the rounded numbers borrowed in T
   /// Memory    on Cpu, under float, a byte for a number and 4 for a scale, or half a byte and 2; columns filled up to a
   ///           multiple of 48

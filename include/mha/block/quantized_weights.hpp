@@ -40,7 +40,7 @@ constexpr bool keeps_rounded = computes_on_host<B>&& QuantizesWeights<B, T, W, Q
 /// What quantize() says of weights of which a backend packed the only ones.
 inline void require_unpacked(bool readable, const char* call, const char* what, std::int64_t count) {
   require(readable, call, ": of the ", what, "'s ", count,
-          " parameters only the packed ones are left: pass the weights to quantize(), and not to borrow()");
+          " parameters only the packed ones are left: pass the weights themselves, quantize(weights)");
 }
 
 /// Each number of a matrix (in, out) = what its integer of Q and scale make of it.

@@ -35,10 +35,11 @@ template <class T, int Rank> struct WeightView : TensorView<const T, Rank> {
                   "matrix or an mha::Tensor (see mha/block/weight_view.hpp)");
     if constexpr (viewable) {
       constexpr bool layers_scalar = std::is_same_v<ScalarOf<Other>, T>, lasts = detail::view_lasts<Other>();
-      static_assert(layers_scalar,
-                    "mha: borrow() takes weights of the layer's scalar: convert these first, or name half or bfloat16 "
-                    "where they are that: borrow(mha::BorrowedWeights<mha::bfloat16>{…}), or BorrowedLinear "
-                    "(see mha/block/weight_view.hpp)");
+      static_assert(
+          layers_scalar,
+          "mha: borrow() takes weights of the layer's scalar: convert these first, or name half or bfloat16 "
+          "where they are that: borrow(mha::BorrowedWeights<mha::bfloat16>{…}), or BorrowedLinear, and so for "
+          "quantize() (see mha/block/weight_view.hpp)");
       static_assert(lasts,
                     "mha: borrow() of temporary weights, which would be gone before the layer reads them: name them "
                     "first (see mha/block/weight_view.hpp)");

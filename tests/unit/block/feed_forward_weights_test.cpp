@@ -507,8 +507,8 @@ TEST(FeedForwardQuantize, IsOfBothOrNeither) {
   EXPECT_NE(none.up().parameters().weight.data, nullptr);
   ff.down().drop_unpacked();
   EXPECT_EQ(message_of([&] { ff.quantize(); }),
-            "quantize: down(): of the Linear's 252 parameters only the packed ones are left: pass the weights to "
-            "quantize(), and not to borrow()");
+            "quantize: down(): of the Linear's 252 parameters only the packed ones are left: pass the weights "
+            "themselves, quantize(weights)");
   EXPECT_NE(ff.up().parameters().weight.data, nullptr);
   EXPECT_EQ(support::differing(ff(x), y), 0u);
   ff.up().drop_unpacked();
@@ -596,8 +596,8 @@ TEST(FeedForwardQuantize, OfAnotherKindIsRefusedByBoth) {
   ff.down().quantize();
   const auto before = ff(x);
   EXPECT_EQ(message_of([&] { ff.quantize<mha::scaled_int4>(); }),
-            "quantize: down(): of the Linear's 252 parameters only the packed ones are left: pass the weights to "
-            "quantize(), and not to borrow()");
+            "quantize: down(): of the Linear's 252 parameters only the packed ones are left: pass the weights "
+            "themselves, quantize(weights)");
   EXPECT_EQ(support::differing(ff(x), before), 0u);
   EXPECT_NE(ff.up().parameters().weight.data, nullptr);
   ff.up().quantize<mha::scaled_int4>();

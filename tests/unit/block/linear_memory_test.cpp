@@ -214,7 +214,7 @@ TYPED_TEST(LinearMemory, InIntegersCannotBeWrittenAndGivesWayToOthers) {
   if (packs) {
     constexpr bool in_integers = mha::QuantizesWeights<B, float, float, Q>;
     EXPECT_EQ(message_of([&] { linear.template quantize<Q>(); }),
-              in_integers ? "" : "quantize: " + of + ": pass the weights to quantize(), and not to borrow()");
+              in_integers ? "" : "quantize: " + of + ": pass the weights themselves, quantize(weights)");
     linear.drop_unpacked();
     EXPECT_EQ(support::differing(linear(x), expected), 0u);
   } else {
@@ -238,7 +238,7 @@ TYPED_TEST(LinearMemory, InIntegersCannotBeWrittenAndGivesWayToOthers) {
   EXPECT_EQ(support::differing(linear(x), of_narrow(x)), 0u);
   if (packs) {
     EXPECT_EQ(message_of([&] { linear.template quantize<Q>(); }),
-              "quantize: " + of + ": pass the weights to quantize(), and not to borrow()");
+              "quantize: " + of + ": pass the weights themselves, quantize(weights)");
     EXPECT_EQ(support::differing(linear(x), of_narrow(x)), 0u);
   }
 }

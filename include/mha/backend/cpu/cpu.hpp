@@ -208,11 +208,10 @@ template <class Threads> class CpuWith {
   }
 
   template <class T> static constexpr bool check_scalar() {
-    static_assert(
-        computes<T>,
-        "mha: Cpu computes in float or double (half and bfloat16 are storage, scaled_int8 and scaled_int4 that "
-        "of keys, values and weights alone): use the backend Reference for other scalars (see "
-        "mha/backend/reference/reference.hpp)");
+    static_assert(computes<T>,
+                  "mha: Cpu computes in float or double (half and bfloat16 are storage, scaled_int8 and scaled_int4 "
+                  "nothing else): use the backend Reference for other scalars (see "
+                  "mha/backend/reference/reference.hpp)");
     return computes<T>;  // the sentence is enough: nothing more is instantiated
   }
 

@@ -100,11 +100,10 @@ template <class Threads> class EigenCpuWith {
 
  private:
   template <class T> static constexpr bool check_scalar() {
-    static_assert(
-        computes<T>,
-        "mha: EigenCpu computes in float, double or long double (half and bfloat16 are storage, scaled_int8 "
-        "and scaled_int4 that of keys, values and weights alone): use the backend Reference for other scalars (see "
-        "mha/backend/reference/reference.hpp)");
+    static_assert(computes<T>,
+                  "mha: EigenCpu computes in float, double or long double (half and bfloat16 are storage, scaled_int8 "
+                  "and scaled_int4 nothing else): use the backend Reference for other scalars (see "
+                  "mha/backend/reference/reference.hpp)");
     return computes<T>;  // the sentence is enough: nothing more is instantiated
   }
 
