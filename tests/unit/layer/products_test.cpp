@@ -608,8 +608,8 @@ TEST(QuantizedLayerOf, AnotherKindIsRefused) {
   layer.quantize<mha::scaled_int4>();
   const auto y = layer(x), of_eight = eight(x);
   const std::string refusal =
-      "quantize: of the layer's 2304 parameters only the packed ones are left: pass the weights to quantize(), and not "
-      "to borrow()";
+      "quantize: of the layer's 2304 parameters only the packed ones are left: pass the weights themselves, "
+      "quantize(weights)";
   EXPECT_EQ(message_of([&] { layer.quantize(); }), refusal);
   EXPECT_EQ(message_of([&] { layer.quantize<mha::scaled_int4>(); }), "");
   EXPECT_EQ(message_of([&] { eight.quantize<mha::scaled_int4>(); }), refusal);
