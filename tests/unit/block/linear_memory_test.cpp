@@ -434,8 +434,8 @@ TEST(LinearMemoryOnCpu, InIntegersOfAnotherKindIsRefused) {
   const Weights<float> weights("another kind");
   const auto x = rows();
   const std::string refusal = "quantize: of the Linear's " + std::to_string(count) +
-                              " parameters only the packed ones are left: pass the weights to quantize(), and not to "
-                              "borrow()";
+                              " parameters only the packed ones are left: pass the weights themselves, "
+                              "quantize(weights)";
   Gated<mha::Cpu> linear = owner<mha::Cpu>(weights);
   linear.quantize<scaled_int4>();
   const auto four = linear(x);

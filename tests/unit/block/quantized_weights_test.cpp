@@ -503,8 +503,8 @@ TEST(QuantizedNumbers, OfAnOddNumberOfInputsMeetNoInfinityTwice) {
 TEST(RequireUnpacked, SaysWhatToPassInstead) {
   EXPECT_NO_THROW(mha::detail::require_unpacked(true, "quantize", "layer", 5));
   EXPECT_EQ(support::message_of([] { mha::detail::require_unpacked(false, "quantize", "layer", 5); }),
-            "quantize: of the layer's 5 parameters only the packed ones are left: pass the weights to quantize(), and "
-            "not to borrow()");
+            "quantize: of the layer's 5 parameters only the packed ones are left: pass the weights "
+            "themselves, quantize(weights)");
 }
 
 /// Gradients through frozen weights in Q, of W, as through the rounded numbers borrowed in T.
