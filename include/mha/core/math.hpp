@@ -31,12 +31,9 @@ template <> struct MathConstants<float> {
                                         -1.2420140846e-1f, 1.4249322787e-1f,  -1.6668057665e-1f,
                                         2.0000714765e-1f,  -2.4999993993e-1f, 3.3333331174e-1f};
   static constexpr float log_below[] = {1.f};
-  /// (tanh x − x) / x³ in x² for |x| < 0.625.
-  static constexpr float tanh_above[] = {-5.70498872745e-3f, 2.06390887954e-2f, -5.37397155531e-2f, 1.33314422036e-1f,
-                                         -3.33332819422e-1f};
-  static constexpr float tanh_below[] = {1.f};
   /// Bits of a number that are left when its square is to be exact.
   static constexpr std::uint32_t short_mask = 0xfffff000u;
+  static constexpr float tanh_end = 9.1f;           // from where on tanh is 1
   static constexpr float decay_end = 88.02969193f;  // 127 ln 2, where 2^n has no normal number left
   static constexpr float tail_end = 13.2687f;       // the root of twice that
   static constexpr float tail_scale = 4.f;
@@ -63,11 +60,8 @@ template <> struct MathConstants<double> {
                                          1.79368678507819816313e1,  7.70838733755885391666e0};
   static constexpr double log_below[] = {1.00000000000000000000e0, 1.12873587189167450590e1, 4.52279145837532221105e1,
                                          8.29875266912776603211e1, 7.11544750618563894466e1, 2.31251620126765340583e1};
-  static constexpr double tanh_above[] = {-9.64399179425052238628e-1, -9.92877231001918586564e1,
-                                          -1.61468768441708447952e3};
-  static constexpr double tanh_below[] = {1., 1.12811678491632931402e2, 2.23548839060100448583e3,
-                                          4.84406305325125486048e3};
   static constexpr std::uint64_t short_mask = 0xfffffffff8000000u;
+  static constexpr double tanh_end = 19.1;
   static constexpr double decay_end = 709.0895657128241;
   static constexpr double tail_end = 37.6587;
   static constexpr double tail_scale = 4.;
@@ -164,23 +158,6 @@ template <class T> MHA_ALWAYS_INLINE constexpr T decay_by_bits(T x, T more) {
   return exp_of_fraction(r) * std::bit_cast<T>(static_cast<Bits>(exponent << C::mantissa_bits));
 }
 
-/// tanh x.
-///
-/// Numerics  within 3 ulp; odd, the sign of zero kept; tanh(±∞) = ±1, NaN stays NaN
-/// Source    Moshier's Cephes
-template <class T> MHA_ALWAYS_INLINE constexpr T tanh_by_bits(T x) {
-  using C = MathConstants<T>;
-  using Bits = std::make_unsigned_t<typename C::Int>;
-  constexpr Bits sign_bit = Bits{1} << (sizeof(T) * 8 - 1);
-  const Bits sign = std::bit_cast<Bits>(x) & sign_bit;
-  const T a = std::bit_cast<T>(static_cast<Bits>(std::bit_cast<Bits>(x) & ~sign_bit)), square = a * a;
-  const T fraction = std::is_same_v<T, float> ? horner(C::tanh_above, square)
-                                              : horner(C::tanh_above, square) / horner(C::tanh_below, square);
-  const T small = fraction * square * a + a;
-  const T large = T(1) - T(2) / (exp_by_bits(a + a) + T(1));
-  return std::bit_cast<T>(static_cast<Bits>(std::bit_cast<Bits>(choose(a < T(0.625), small, large)) | sign));
-}
-
 /// |x|.
 template <class T> MHA_ALWAYS_INLINE constexpr T magnitude(T x) {
   using Bits = std::make_unsigned_t<typename MathConstants<T>::Int>;
@@ -189,6 +166,22 @@ template <class T> MHA_ALWAYS_INLINE constexpr T magnitude(T x) {
 
 /// The smaller of both; a NaN in the first stays.
 template <class T> MHA_ALWAYS_INLINE constexpr T at_most(T a, T limit) { return choose(a > limit, limit, a); }
+
+/// tanh x = u / (2 − u), where u = 1 − e^(−2|x|) is taken apart so that nothing cancels where it is small.
+///
+/// Numerics  within 3 ulp; odd, the sign of zero kept; tanh(±∞) = ±1, NaN stays NaN
+template <class T> MHA_ALWAYS_INLINE constexpr T tanh_by_bits(T x) {
+  using C = MathConstants<T>;
+  using Bits = std::make_unsigned_t<typename C::Int>;
+  constexpr Bits sign_bit = Bits{1} << (sizeof(T) * 8 - 1);
+  const T a = at_most(magnitude(x), C::tanh_end), shifted = C::round_to_int - a * (2 * C::log2e);
+  const T n = shifted - C::round_to_int;
+  const T r = (T(-2) * a - n * C::ln2_high) - n * C::ln2_low;
+  const Bits exponent = std::bit_cast<Bits>(shifted) - (std::bit_cast<Bits>(C::round_to_int) - Bits{C::bias});
+  const T power = std::bit_cast<T>(static_cast<Bits>(exponent << C::mantissa_bits));
+  const T u = (T(1) - power) - (horner(C::exp_terms, r) * (r * r) + r) * power;
+  return std::bit_cast<T>(std::bit_cast<Bits>(u / (T(2) - u)) | (std::bit_cast<Bits>(x) & sign_bit));
+}
 
 /// e^(−x²/2) for 0 ≤ x ≤ tail_end, x as a short number, whose square is exact, and a rest.
 ///

@@ -21,7 +21,9 @@ enum class TileVisibility : unsigned char { none, partial, full };
 /// MHA_HOST_DEVICE before the operator where CUDA is wanted. Optional members:
 ///   TileVisibility tile(b, h, q_begin, q_end, k_begin, k_end) const   lets kernels skip hidden tiles and leave visible
 ///                                                                     ones untested; without it a mask is right,
-///                                                                     slower. A tile() that is inherited beside an
+///                                                                     slower: Cpu and Systolic ask about all pairs of
+///                                                                     a tile before they compute it, others compute
+///                                                                     it. A tile() that is inherited beside an
 ///                                                                     operator() of the mask's own is not called
 ///   Mask prepared(const CallShape&) const       once per call, on the host: checks its data, takes what it needs
 ///   void check(Index heads) const               when a layer is made of it: checks what does not depend on a call
@@ -80,19 +82,25 @@ template <class P, class Ready> constexpr void check_prepared() {
 
 }  // namespace detail
 
+namespace detail {
+
+/// Whether M has a tile() that is about its own operator().
+template <class M>
+concept TellsTiles = !InheritsTile<M> && requires(const M& mask, Index i) {
+  { mask.tile(i, i, i, i, i, i) } -> std::convertible_to<TileVisibility>;
+};
+
+}  // namespace detail
+
 /// What `mask` says of queries [q_begin, q_end) × keys [k_begin, k_end); `partial` if it has no tile().
 template <class M>
 MHA_HOST_DEVICE constexpr TileVisibility tile(const M& mask, Index b, Index h, Index q_begin, Index q_end,
                                               Index k_begin, Index k_end) {
-  if constexpr (detail::InheritsTile<M>) {
-    return TileVisibility::partial;
-  } else if constexpr (requires {
-                         { mask.tile(b, h, q_begin, q_end, k_begin, k_end) } -> std::convertible_to<TileVisibility>;
-                       }) {
+  if constexpr (detail::TellsTiles<M>) {
     return mask.tile(b, h, q_begin, q_end, k_begin, k_end);
   } else {
     static_assert(
-        !requires { &M::tile; },
+        detail::InheritsTile<M> || !requires { &M::tile; },
         "mha: a mask's member tile takes (int b, int h, int q_begin, int q_end, int k_begin, int k_end), is "
         "const and returns mha::TileVisibility (see mha/policy/mask.hpp)");
     return TileVisibility::partial;
@@ -227,6 +235,12 @@ template <Mask A, Mask B> constexpr Or<A, B> operator||(const A& a, const B& b) 
 template <Mask A> constexpr Not<A> operator!(const A& a) { return {a}; }
 
 namespace detail {
+
+/// Whether a mask has no tile(), or one of those that it is composed of.
+template <class M> inline constexpr bool silent_on_tiles = !TellsTiles<M>;
+template <class A, class B> inline constexpr bool silent_on_tiles<And<A, B>> = silent_on_tiles<A> || silent_on_tiles<B>;
+template <class A, class B> inline constexpr bool silent_on_tiles<Or<A, B>> = silent_on_tiles<A> || silent_on_tiles<B>;
+template <class A> inline constexpr bool silent_on_tiles<Not<A>> = silent_on_tiles<A>;
 
 /// Stands for a functor that is not a mask, so that our sentence is the only error.
 struct RefusedMask {

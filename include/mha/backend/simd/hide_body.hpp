@@ -203,6 +203,39 @@ requires(contains_table<X>) struct SeenBody<A, Not<X>> {
 
 // ---- the bodies ----
 
+/// What a mask without a tile() shows of a patch, whose logits it does not know: s[0] ← 1 if a pair is shown and s[1] ←
+/// 1 if one is hidden. It ends when it has found both.
+template <class A, class M> struct LookBody {
+  template <class Isa> MHA_FLATTEN static void run(LogitPatch<A> p) {
+    constexpr int W = Vector<A, Isa>::width;
+    using V = typename Vector<A, Isa>::int_type;
+    using Int = typename Vector<A, Isa>::Int;
+    constexpr Index few = 8;  // most masks that are of no shape show both here
+    for (Index first = 0, n = 0; first < p.rows; first += n) {
+      n = std::min(first == 0 ? few : rows_at_once<A, Isa>, p.rows - first);
+      alignas(64) Flags<A, Isa> seen;
+      SeenBody<A, M>::template run<Isa>(p, *static_cast<const M*>(p.policy), first, n, seen);
+      V some{}, all = ~V{};
+      for (Index r = 0; r < n; ++r) {
+        V row;
+        load(row, reinterpret_cast<const Int*>(+seen[r]));
+        some = some | row;
+        all = all & row;
+      }
+      alignas(64) Int shown[std::size_t{W}], each[std::size_t{W}];
+      store(+shown, some);
+      store(+each, all);
+      for (int i = 1; i < W; ++i) {
+        shown[0] |= shown[i];
+        each[0] &= each[i];
+      }
+      if (shown[0] != 0) p.s[0] = A(1);
+      if (each[0] == 0) p.s[1] = A(1);
+      if (p.s[0] + p.s[1] == A(2)) return;
+    }
+  }
+};
+
 /// s ← −∞ where the mask says hidden.
 template <class A, class M> struct HideBody {
   template <class Isa> MHA_FLATTEN static void run(LogitPatch<A> p) {

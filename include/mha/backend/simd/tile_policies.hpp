@@ -150,6 +150,7 @@ template <class A> class PolicyKernel {
     });
   }
 
+  bool exists() const { return run_ != nullptr; }
   Index width() const { return width_; }
 
   /// Queries that fill registers of lanes.
@@ -187,6 +188,32 @@ template <class A> class PolicyKernel {
     }
   }
 
+  /// What a kernel that looks at a mask finds of queries × keys [begin, end): by registers of queries, of which the
+  /// last begins early where it would not be full, or else of keys. It asks for no pair beyond the call.
+  TileVisibility look(const void* mask, const TileQueries& of, Index begin, Index end) const {
+    A found[2] = {};  // a pair that is shown, one that is hidden
+    Index queries[std::size_t{widest}], keys[std::size_t{widest}];
+    const auto both = [&] { return found[0] + found[1] == A(2); };
+    if (of.count >= width_) {
+      std::fill_n(keys, width_, begin);
+      for (Index first = 0; first < of.count && !both(); first += width_) {
+        for (Index i = 0; i < width_; ++i) queries[i] = of.begin + std::min(first, of.count - width_) + i;
+        run_({mask, found, 0, end - begin, of.b, of.h, queries, keys, 0, 1, A(0)});
+      }
+    } else {
+      const Index whole = (end - begin) / width_, rest = begin + whole * width_;
+      for (Index q = 0; q < of.count && !both(); ++q) {
+        std::fill_n(queries, width_, of.begin + q);
+        for (Index i = 0; i < width_; ++i) keys[i] = begin + i;
+        run_({mask, found, 0, whole, of.b, of.h, queries, keys, 0, width_, A(0)});
+        if (rest == end) continue;
+        for (Index i = 0; i < width_; ++i) keys[i] = std::min(rest + i, end - 1);
+        run_({mask, found, 0, 1, of.b, of.h, queries, keys, 0, 0, A(0)});
+      }
+    }
+    return both() ? TileVisibility::partial : found[0] != A(0) ? TileVisibility::full : TileVisibility::none;
+  }
+
  private:
   void (*run_)(LogitPatch<A>) = nullptr;
   Index width_ = 1;
@@ -201,6 +228,7 @@ template <class A> class AnyMask {
   template <class M> AnyMask(const M& mask, IsaLevel level) : mask_(&mask), tile_(tile_of<M>) {
     if constexpr (!std::is_same_v<M, Full>) hide_ = PolicyKernel<A>::template of<HideBody<A, M>>(level);
     if constexpr (contains_table<M>) least_ = 64;
+    if constexpr (silent_on_tiles<M> && !contains_table<M>) look_ = PolicyKernel<A>::template of<LookBody<A, M>>(level);
   }
 
   /// What the mask says of keys [begin, end).
@@ -208,13 +236,22 @@ template <class A> class AnyMask {
     return tile_(mask_, of, begin, end);
   }
 
-  /// Keys [begin, end) without those that no query sees at either side, in steps of `grain`.
+  /// Keys [begin, end) without those that no query sees at either side, in steps of `grain`. A mask without a tile() is
+  /// asked for every pair of a block or a part of one, which takes a tenth of the time of computing them or less.
   KeyRange visible(const TileQueries& of, Index begin, Index end, Index grain) const {
-    const TileVisibility seen = visibility(of, begin, end);
-    if (seen == TileVisibility::partial) {
-      while (begin + grain < end && visibility(of, begin, begin + grain) == TileVisibility::none) begin += grain;
-      while (end - grain > begin && visibility(of, end - grain, end) == TileVisibility::none) end -= grain;
-    }
+    constexpr Index block = 128, part = 32;  // keys; of fewer pairs than a block's keys the question takes as long
+    const auto trim = [&](Index step, auto&& says) {
+      while (begin + step < end && says(begin, begin + step) == TileVisibility::none) begin += step;
+      while (end - step > begin && says(end - step, end) == TileVisibility::none) end -= step;
+    };
+    TileVisibility seen = visibility(of, begin, end);
+    if (seen != TileVisibility::partial) return {begin, end, seen};
+    trim(grain, [&](Index from, Index to) { return visibility(of, from, to); });
+    const Index n = end - begin;
+    if (!look_.exists() || n > block || n * of.count < block) return {begin, end, seen};
+    seen = look_.look(mask_, of, begin, end);
+    if (seen == TileVisibility::partial && part * of.count >= block)
+      trim(part, [&](Index from, Index to) { return look_.look(mask_, of, from, to); });
     return {begin, end, seen};
   }
 
@@ -223,12 +260,15 @@ template <class A> class AnyMask {
     if (keys.seen == TileVisibility::full) return;
     grain = std::max(grain, least_);
     const Index whole = hide_.whole_registers(of.count, apart);
-    for (Index begin = keys.begin; whole > 0 && begin < keys.end; begin += grain) {
-      const Index end = std::min(begin + grain, keys.end);
-      if (visibility(of, begin, end) == TileVisibility::full) continue;
+    for (Index begin = keys.begin, end = begin; whole > 0 && begin < keys.end; begin = end) {
+      // Steps side by side that are not shown as a whole go through the kernel at once.
+      while (end < keys.end && visibility(of, end, std::min(end + grain, keys.end)) != TileVisibility::full)
+        end += grain;
       A* const rows = s + std::ptrdiff_t{begin - keys.begin} * lanes;
-      for (Index i = 0; i < whole; i += hide_.width())
-        hide_columns({of.b, of.h, of.begin + i, hide_.width()}, rows + i, lanes, begin, end);
+      if (end > begin)
+        for (Index i = 0; i < whole; i += hide_.width())
+          hide_columns({of.b, of.h, of.begin + i, hide_.width()}, rows + i, lanes, begin, std::min(end, keys.end));
+      end += grain;
     }
     for (Index i = whole; i < of.count; ++i)
       hide_columns({of.b, of.h, of.begin + i, 1}, s + std::ptrdiff_t{i} * apart, lanes, keys.begin, keys.end);
@@ -253,7 +293,7 @@ template <class A> class AnyMask {
 
   const void* mask_;
   TileVisibility (*tile_)(const void*, const TileQueries&, Index, Index);
-  PolicyKernel<A> hide_;
+  PolicyKernel<A> hide_, look_;
   Index least_ = 1;  ///< keys to ask of at a time
 };
 

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cmath>
 #include <span>
 #include <type_traits>
 
 #include "../../core/check.hpp"
+#include "../../core/math.hpp"
 #include "../score.hpp"
 
 namespace mha::inline MHA_NAMESPACE {
@@ -13,7 +15,7 @@ namespace mha::inline MHA_NAMESPACE {
 ///
 /// Formula   cap · tanh(s / cap)
 /// Numerics  the cap and its gradient are float in a double call too
-/// Errors    ShapeError if cap is not a positive finite number
+/// Errors    ShapeError if cap is not a positive finite number, or if 1 / cap is not one
 /// Source    Gemma 2 technical report 2024, §2
 struct SoftCap {
   static constexpr Role role = Role::score;
@@ -22,11 +24,10 @@ struct SoftCap {
 
   template <class T> MHA_HOST_DEVICE T operator()(T s, Index, Index, Index, Index) const {
     using mha::tanh;
-#if MHA_ON_DEVICE
-    return cap.value * tanh(s * (T(1) / cap.value));  // one division for all logits of a thread
-#else
-    return cap.value * tanh(s / cap.value);
-#endif
+    if constexpr (MHA_ON_DEVICE || Arithmetic<T>)
+      return cap.value * tanh(s * (T(1) / cap.value));  // one division for all logits of a tile or thread
+    else
+      return cap.value * tanh(s / cap.value);
   }
 
   // Its cap is trained where ScoreGradient asks for it: few train it, and it takes the dual numbers of two variables.
@@ -46,7 +47,10 @@ struct SoftCap {
   std::span<float> numbers() { return {&cap.value, 1}; }
   std::span<const float> numbers() const { return {&cap.value, 1}; }
 
-  void check(Index) const { detail::require_positive("SoftCap", "cap", static_cast<double>(cap.value)); }
+  void check(Index) const {
+    detail::require_positive("SoftCap", "cap", static_cast<double>(cap.value));
+    detail::require(std::isfinite(1 / cap.value), "SoftCap: cap is ", cap.value, ", which is too small: 1 / cap is ∞");
+  }
   SoftCap prepared(const CallShape& s) const {
     check(s.heads);
     return *this;

@@ -10,6 +10,7 @@
 #include <gtest/gtest.h>
 
 #include <mha/backend/simd/tile_policies.hpp>
+#include <mha/policy/mask/first_keys.hpp>
 #include <mha/policy/mask/positional.hpp>
 #include <mha/policy/score/additive_bias.hpp>
 #include <mha/policy/score/softcap.hpp>
@@ -210,6 +211,76 @@ TYPED_TEST(TilePolicies, TrimsHiddenKeysInWholeGrains) {
   EXPECT_EQ(mask.visible(of, 104, 128, 8).seen, TileVisibility::none);
   EXPECT_EQ(mask.visible(of, 95, 99, 8).seen, TileVisibility::full);
   EXPECT_EQ(mask.visibility(of, 0, 91), TileVisibility::none);
+}
+
+/// The pairs of a rectangle, but one; nothing beyond the call may be asked for.
+struct AllButOne {
+  Index q_begin, q_end, k_begin, k_end, q_one, k_one;
+  bool others;
+  bool* beyond;
+  bool operator()(Index, Index, Index q, Index k) const {
+    if (q < q_begin || q >= q_end || k < k_begin || k >= k_end) *beyond = true;
+    return (q == q_one && k == k_one) != others;
+  }
+};
+
+/// Hidden in one head, and the same as Causal in the others; it says nothing of tiles.
+struct HeadOfItsOwn {
+  Index head;
+  bool operator()(Index, Index h, Index q, Index k) const { return h != head && k <= q; }
+};
+
+TYPED_TEST(TilePolicies, LooksAtEveryPairOfAMaskWithoutTile) {
+  using T = TypeParam;
+  unit::for_each_level([&](auto isa) {
+    for (const Index count : {1, 3, 8, 16, 17, 37, 48})
+      for (const Index n : {1, 5, 16, 21, 64, 127, 128}) {
+        const Index q_begin = 5, k_begin = 40;
+        for (Index pair = -1; pair < count * n; pair += pair < 0 ? 1 : 13)
+          for (const bool others : {true, false}) {
+            bool beyond = false;
+            const Index q_one = pair < 0 ? -1 : q_begin + pair / n, k_one = k_begin + pair % n;
+            const AllButOne mask{q_begin, q_begin + count, k_begin, k_begin + n, q_one, k_one, others, &beyond};
+            const auto kernel = simd::PolicyKernel<T>::template of<simd::LookBody<T, AllButOne>>(isa.level);
+            const TileVisibility seen = kernel.look(&mask, {0, 0, q_begin, count}, k_begin, k_begin + n);
+            const TileVisibility same = others ? TileVisibility::full : TileVisibility::none;
+            const TileVisibility one = others ? TileVisibility::none : TileVisibility::full;
+            const TileVisibility expected = pair < 0 ? same : count * n == 1 ? one : TileVisibility::partial;
+            ASSERT_EQ(seen, expected) << count << " queries, " << n << " keys, pair " << pair;
+            ASSERT_FALSE(beyond) << "a pair outside the call was asked for";
+          }
+      }
+  });
+}
+
+TYPED_TEST(TilePolicies, LooksAtEveryHeadAndAtMasksThatAreComposed) {
+  using T = TypeParam;
+  unit::for_each_level([&](auto isa) {
+    const HeadOfItsOwn past{.head = 2};
+    const simd::AnyMask<T> alone(past, isa.level);
+    EXPECT_EQ(alone.visible({0, 1, 100, 48}, 0, 101, 8).seen, TileVisibility::full);
+    EXPECT_EQ(alone.visible({0, 1, 100, 48}, 0, 102, 8).seen, TileVisibility::partial);
+    EXPECT_EQ(alone.visible({0, 1, 100, 48}, 148, 256, 8).seen, TileVisibility::none);
+    EXPECT_EQ(alone.visible({0, 2, 100, 48}, 0, 101, 8).seen, TileVisibility::none);
+    EXPECT_EQ(alone.visible({0, 1, 100, 48}, 148, 300, 8).seen, TileVisibility::partial)
+        << "many keys are not looked at";
+    const simd::TileLanes heads{0, 0, 3, 0, 16, 100};  // heads 0, 1 and 2
+    EXPECT_EQ(heads.visible(alone, 0, 101, 8).seen, TileVisibility::partial);
+    EXPECT_EQ(heads.visible(alone, 116, 128, 8).seen, TileVisibility::none);
+
+    const auto both = mha::SlidingWindow{.left = 9} && past;
+    const simd::AnyMask<T> window(both, isa.level);
+    EXPECT_EQ(window.visible({0, 1, 100, 4}, 64, 91, 8).seen, TileVisibility::none);
+    const auto trimmed = window.visible({0, 1, 100, 4}, 64, 128, 8);
+    EXPECT_EQ(trimmed.begin, 88) << "by the tile() of the window";
+    EXPECT_EQ(trimmed.end, 104);
+    EXPECT_EQ(window.visible({0, 2, 100, 16}, 64, 128, 8).seen, TileVisibility::none);
+    EXPECT_EQ(window.visible({0, 2, 100, 1}, 64, 128, 8).seen, TileVisibility::partial)
+        << "few pairs are not looked at";
+    const auto either = mha::Not{past} || mha::FirstKeys{.count = 3};
+    EXPECT_EQ(simd::AnyMask<T>(either, isa.level).visible({0, 1, 100, 48}, 3, 101, 8).seen, TileVisibility::none);
+    EXPECT_EQ(simd::AnyMask<T>(either, isa.level).visible({0, 1, 100, 48}, 2, 101, 8).seen, TileVisibility::partial);
+  });
 }
 
 // Neither has a kernel of its own.

@@ -44,6 +44,8 @@ TEST(SoftCap, WantsAPositiveFiniteCap) {
   EXPECT_NE(message(std::numeric_limits<float>::infinity()), "");
   EXPECT_NE(message(std::numeric_limits<float>::quiet_NaN()), "");
   EXPECT_EQ(message(30.f), "");
+  EXPECT_EQ(message(0x1p-130f), "SoftCap: cap is 7.34683969e-40, which is too small: 1 / cap is ∞");
+  EXPECT_EQ(message(std::numeric_limits<float>::min()), "");
 }
 
 TEST(SoftCap, HasNoDefault) {
