@@ -21,8 +21,8 @@ enum class TileVisibility : unsigned char { none, partial, full };
 /// MHA_HOST_DEVICE before the operator where CUDA is wanted. Optional members:
 ///   TileVisibility tile(b, h, q_begin, q_end, k_begin, k_end) const   lets kernels skip hidden tiles and leave visible
 ///                                                                     ones untested; without it a mask is right,
-///                                                                     slower: Cpu and Systolic ask about all pairs of
-///                                                                     a tile before they compute it, others compute
+///                                                                     slower: a CPU's backends ask about all pairs of
+///                                                                     a tile before they compute it, Cuda computes
 ///                                                                     it. A tile() that is inherited beside an
 ///                                                                     operator() of the mask's own is not called
 ///   Mask prepared(const CallShape&) const       once per call, on the host: checks its data, takes what it needs

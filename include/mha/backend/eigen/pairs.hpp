@@ -33,9 +33,17 @@ template <class Call> struct HeadRows {
 
   Index position(Index i) const { return call.position(b, first + i); }
 
-  /// What the mask says of keys [k, end).
+  /// What the mask says of keys [k, end), pair by pair where it does not speak of tiles.
   TileVisibility seen(Index k, Index end) const {
-    return mha::tile(call.mask, b, h, position(0), position(0) + count, k, end);
+    const TileVisibility says = mha::tile(call.mask, b, h, position(0), position(0) + count, k, end);
+    if constexpr (silent_on_tiles<std::remove_cvref_t<decltype(Call::mask)>>) {
+      Index shown = 0, asked = 0;
+      for (Index i = 0; says == TileVisibility::partial && i < count && (shown == 0 || shown == asked); ++i)
+        for (Index of = k; of < end; ++of, ++asked) shown += call.mask(b, h, position(i), of) ? 1 : 0;
+      if (asked > 0 && shown == 0) return TileVisibility::none;
+      if (asked > 0 && shown == asked) return TileVisibility::full;
+    }
+    return says;
   }
 
   /// s = score(s) where the mask, asked about `asked` keys at once, shows the pair, else −∞; s has a column, `stride`

@@ -46,6 +46,23 @@ TEST(EigenPairs, AreScoredAndMaskedInColumns) {
   }
 }
 
+/// Keys [27, 31) of queries from 24 on, and no word of tiles.
+struct Few {
+  bool operator()(Index, Index, Index q, Index k) const { return q >= 24 && k >= 27 && k < 31; }
+};
+TEST(EigenPairs, AreAskedForWhereAMaskDoesNotSpeakOfTiles) {
+  const auto call = call_of(Few{}, mha::NoScore{});
+  const mha::detail::eigen::HeadRows<std::remove_const_t<decltype(call)>> both{call, 1, 1, 3, 2},
+      late{call, 1, 1, 4, 5};
+  EXPECT_EQ(both.seen(24, 27), mha::TileVisibility::none);
+  EXPECT_EQ(both.seen(31, 40), mha::TileVisibility::none);
+  EXPECT_EQ(both.seen(27, 31), mha::TileVisibility::partial);
+  EXPECT_EQ(late.seen(27, 31), mha::TileVisibility::full);
+  EXPECT_EQ(late.seen(26, 31), mha::TileVisibility::partial);
+  EXPECT_EQ(late.seen(27, 32), mha::TileVisibility::partial);
+  EXPECT_EQ(late.seen(0, 27), mha::TileVisibility::none);
+}
+
 TEST(EigenPairs, DropWhatTheCallsDrawsSay) {
   auto call = call_of(mha::Full{}, mha::NoScore{});
   call.dropout = {5, 1, 1u << 30, 4. / 3};
