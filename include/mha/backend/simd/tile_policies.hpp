@@ -227,8 +227,12 @@ template <class A> class AnyMask {
  public:
   template <class M> AnyMask(const M& mask, IsaLevel level) : mask_(&mask), tile_(tile_of<M>) {
     if constexpr (!std::is_same_v<M, Full>) hide_ = PolicyKernel<A>::template of<HideBody<A, M>>(level);
-    if constexpr (contains_table<M>) least_ = 64;
-    if constexpr (silent_on_tiles<M> && !contains_table<M>) look_ = PolicyKernel<A>::template of<LookBody<A, M>>(level);
+    if constexpr (contains_table<M>) {
+      least_ = 64;
+    } else if constexpr (silent_on_tiles<M>) {
+      look_ = PolicyKernel<A>::template of<LookBody<A, M>>(level);
+      least_ = block;
+    }
   }
 
   /// What the mask says of keys [begin, end).
@@ -239,7 +243,7 @@ template <class A> class AnyMask {
   /// Keys [begin, end) without those that no query sees at either side, in steps of `grain`. A mask without a tile() is
   /// asked for every pair of a block or a part of one, which takes a tenth of the time of computing them or less.
   KeyRange visible(const TileQueries& of, Index begin, Index end, Index grain) const {
-    constexpr Index block = 128, part = 32;  // keys; of fewer pairs than a block's keys the question takes as long
+    constexpr Index part = 32;  // keys; of fewer pairs than a block's keys the question takes as long
     const auto trim = [&](Index step, auto&& says) {
       while (begin + step < end && says(begin, begin + step) == TileVisibility::none) begin += step;
       while (end - step > begin && says(end - step, end) == TileVisibility::none) end -= step;
@@ -260,21 +264,20 @@ template <class A> class AnyMask {
     if (keys.seen == TileVisibility::full) return;
     grain = std::max(grain, least_);
     const Index whole = hide_.whole_registers(of.count, apart);
-    for (Index begin = keys.begin, end = begin; whole > 0 && begin < keys.end; begin = end) {
-      // Steps side by side that are not shown as a whole go through the kernel at once.
-      while (end < keys.end && visibility(of, end, std::min(end + grain, keys.end)) != TileVisibility::full)
-        end += grain;
+    for (Index begin = keys.begin; whole > 0 && begin < keys.end; begin += grain) {
+      const Index end = std::min(begin + grain, keys.end);
+      if (visibility(of, begin, end) == TileVisibility::full) continue;
       A* const rows = s + std::ptrdiff_t{begin - keys.begin} * lanes;
-      if (end > begin)
-        for (Index i = 0; i < whole; i += hide_.width())
-          hide_columns({of.b, of.h, of.begin + i, hide_.width()}, rows + i, lanes, begin, std::min(end, keys.end));
-      end += grain;
+      for (Index i = 0; i < whole; i += hide_.width())
+        hide_columns({of.b, of.h, of.begin + i, hide_.width()}, rows + i, lanes, begin, end);
     }
     for (Index i = whole; i < of.count; ++i)
       hide_columns({of.b, of.h, of.begin + i, 1}, s + std::ptrdiff_t{i} * apart, lanes, keys.begin, keys.end);
   }
 
  private:
+  static constexpr Index block = 128;  ///< keys that a mask without a tile() is asked about at once
+
   template <class M> static TileVisibility tile_of(const void* mask, const TileQueries& of, Index begin, Index end) {
     return tile_on_host(*static_cast<const M*>(mask), of, begin, end);
   }
