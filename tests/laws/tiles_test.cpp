@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // A mask that says nothing of tiles has the results of one whose pairs are all computed and then hidden, whatever it
 // hides: finding hidden tiles changes no bit.
-#include <algorithm>
-#include <cstddef>
+#include <limits>
 #include <string>
+#include <tuple>
 
 #include <mha/eigen.hpp>
 #include <mha/mha.hpp>
@@ -64,26 +64,67 @@ constexpr support::BackwardSizes sizes[] = {
     {.queries = 1, .keys = 300, .head_dim = 64, .value_dim = 64},
 };
 
-/// f(what, silent, computed) for results of both kinds.
+/// f(what, results and gradients) of a case, with the same masks and scores of a call.
+template <class B, class T, class F, class Policies, class Others>
+void compare(const support::BackwardCase<T>& c, const std::string& what, const F& f, const Policies& found,
+             const Others& computed) {
+  const auto out = [&](const auto&... policies) { return mha::attention<B>(c.q, c.k, c.v, policies...); };
+  const auto gradients = [&](const auto&... policies) { return c.template gradients<B>(policies...); };
+  f(what, std::apply(out, found), std::apply(out, computed));
+  const auto g = std::apply(gradients, found), other = std::apply(gradients, computed);
+  f(what + ", dQ", g.query, other.query);
+  f(what + ", dK", g.key, other.key);
+  f(what + ", dV", g.value, other.value);
+}
+
+/// f(what, found, computed) for masks of each kind.
 template <class B, class T, class F> void of_each(const F& f) {
   for (const auto& size : sizes) {
     const support::BackwardCase<T> c("tiles", size);
-    for (Index kind = 0; kind < kinds; ++kind) {
-      const std::string what = "kind " + std::to_string(kind) + ", " + std::to_string(size.queries) + " queries";
-      const auto out = [&](const auto& mask) { return mha::attention<B>(c.q, c.k, c.v, mask); };
-      f(what, out(Kinds{kind}), out(Computed{{kind}}));
-      const auto silent = c.template gradients<B>(Kinds{kind}), computed = c.template gradients<B>(Computed{{kind}});
-      f(what + ", dQ", silent.query, computed.query);
-      f(what + ", dK", silent.key, computed.key);
-      f(what + ", dV", silent.value, computed.value);
-    }
+    for (Index kind = 0; kind < kinds; ++kind)
+      compare<B>(c, "kind " + std::to_string(kind) + ", " + std::to_string(size.queries) + " queries", f,
+                 std::tuple(Kinds{kind}), std::tuple(Computed{{kind}}));
   }
 }
 
 template <class B, class T> void expect_same_bits() {
-  of_each<B, T>([](const std::string& what, const auto& silent, const auto& computed) {
-    EXPECT_EQ(support::differing(silent, computed), 0u) << what;
+  of_each<B, T>([](const std::string& what, const auto& found, const auto& computed) {
+    EXPECT_EQ(support::differing(found, computed), 0u) << what;
   });
+}
+
+/// Behind a table it keeps kernels from knowing what the table hides.
+struct Unchanged {
+  template <class T> T operator()(T s, Index, Index, Index, Index) const { return s; }
+};
+
+/// The same for tables that are −∞ where such a mask hides a pair.
+template <class B> void expect_same_bits_of_tables() {
+  constexpr float infinity = std::numeric_limits<float>::infinity();
+  support::Random random("tables");
+  for (const auto& size : sizes) {
+    const support::BackwardCase<float> c("tiles", size);
+    for (Index kind = 0; kind < kinds; ++kind) {
+      mha::Tensor<float, 4> table(size.batch, size.heads, size.queries, size.keys);
+      random.fill(table);
+      for (Index b = 0; b < size.batch; ++b)
+        for (Index h = 0; h < size.heads; ++h)
+          for (Index i = 0; i < size.queries; ++i)
+            for (Index k = 0; k < size.keys; ++k)
+              if (!Kinds{kind}(b, h, i + size.keys - size.queries, k)) table(b, h, i, k) = -infinity;
+      const auto same = [](const std::string& what, const auto& found, const auto& computed) {
+        EXPECT_EQ(support::differing(found, computed), 0u) << what;
+      };
+      const std::string what = "table " + std::to_string(kind) + ", " + std::to_string(size.queries) + " queries";
+      const mha::AdditiveBias bias(table);
+      compare<B>(c, what, same, std::tuple(bias), std::tuple(bias, Unchanged{}));
+      if (kind > 2) continue;
+      compare<B>(c, what + ", capped before", same, std::tuple(mha::SoftCap{2}, bias),
+                 std::tuple(mha::SoftCap{2}, bias, Unchanged{}));
+      compare<B>(c, what + ", capped behind", same, std::tuple(bias, mha::SoftCap{2}),
+                 std::tuple(bias, mha::SoftCap{2}, Unchanged{}));
+    }
+  }
 }
 
 TEST(Tiles, ThatAMaskDoesNotTellOfAreFoundAndChangeNoBit) {
@@ -91,6 +132,10 @@ TEST(Tiles, ThatAMaskDoesNotTellOfAreFoundAndChangeNoBit) {
     expect_same_bits<mha::CpuWith<mha::Serial>, float>();
     expect_same_bits<mha::CpuWith<mha::Serial>, double>();
   });
+}
+
+TEST(Tiles, OfATableOfMinusInfinityAreFoundAndChangeNoBit) {
+  support::at_every_isa([] { expect_same_bits_of_tables<mha::CpuWith<mha::Serial>>(); });
 }
 
 // Eigen sums the keys that are left, so that what is left out moves the borders between its sums.

@@ -9,8 +9,11 @@
 #include <type_traits>
 #include <utility>
 
+#include "../../core/scalar.hpp"
 #include "../../policy/mask.hpp"
 #include "../../policy/mask/dense.hpp"
+#include "../../policy/score.hpp"
+#include "../../policy/score/additive_bias.hpp"
 #include "isa.hpp"
 #include "tile_lanes.hpp"
 #include "transpose.hpp"
@@ -82,6 +85,35 @@ requires(contains_table<X>) TileVisibility
   const TileVisibility x = tile_on_host(mask.a, of, begin, end);
   return x == TileVisibility::none ? TileVisibility::full : x == TileVisibility::full ? TileVisibility::none : x;
 }
+
+// ---- a table of −∞ ----
+
+/// Whether the last of the scores is a table, which hides a pair whose number is −∞, whatever its logit; and that
+/// table.
+template <class S> struct LastTable { static constexpr bool exists = false; };
+template <class B> struct LastTable<AdditiveBias<B>> {
+  static constexpr bool exists = true;
+  static const AdditiveBias<B>& of(const AdditiveBias<B>& score) { return score; }
+};
+template <class X, class Y> struct LastTable<Chain<X, Y>> {
+  static constexpr bool exists = LastTable<Y>::exists;
+  static const auto& of(const Chain<X, Y>& score) { return LastTable<Y>::of(score.second); }
+};
+
+/// Whether a table hides queries × keys [begin, end). Its first number decides, unless it is −∞.
+template <class B> bool hides_all(const AdditiveBias<B>& table, const TileQueries& of, Index begin, Index end) {
+  using A = Accumulator<B>;
+  const TensorView<const B, 4>& numbers = table.bias;
+  const Index rows = numbers.stride[2] == 0 ? std::min(of.count, Index{1}) : of.count;
+  const Index columns = numbers.stride[3] == 0 ? std::min(end - begin, Index{1}) : end - begin;
+  for (Index r = 0; r < rows; ++r)
+    for (Index k = begin; k < begin + columns; ++k)
+      if (static_cast<A>(numbers(of.b, of.h, of.begin + r - table.origin[of.b], k)) != minus_infinity<A>())
+        return false;
+  return true;
+}
+
+// ---- the mask ----
 
 /// A flag of a pair, as wide as its logit.
 template <class A> using Flag = std::conditional_t<sizeof(A) == 4, std::int32_t, std::int64_t>;

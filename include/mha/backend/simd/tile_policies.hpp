@@ -222,10 +222,16 @@ template <class A> class PolicyKernel {
 // In a tile the logit of key k and query i lies at s[k·lanes + i·apart]: queries are in lanes, or keys where lanes
 // is 1. A pair's result depends on the pair alone, not on the tile or on the lane it is in.
 
-/// A mask that outlives this, without its type: a kernel that asks through it is compiled once for all masks.
+/// A mask that outlives this, without its type: a kernel that asks through it is compiled once for all masks. It knows
+/// the tiles that the call's score, a table of −∞, hides as a whole.
 template <class A> class AnyMask {
  public:
-  template <class M> AnyMask(const M& mask, IsaLevel level) : mask_(&mask), tile_(tile_of<M>) {
+  template <class M, class S = NoScore>
+  AnyMask(const M& mask, IsaLevel level, [[maybe_unused]] const S& score = {}) : mask_(&mask), tile_(tile_of<M>) {
+    if constexpr (LastTable<S>::exists) {
+      score_ = &score;
+      hidden_by_score_ = hidden_by<S>;
+    }
     if constexpr (!std::is_same_v<M, Full>) hide_ = PolicyKernel<A>::template of<HideBody<A, M>>(level);
     if constexpr (contains_table<M>) {
       least_ = 64;
@@ -249,6 +255,8 @@ template <class A> class AnyMask {
       while (end - step > begin && says(end - step, end) == TileVisibility::none) end -= step;
     };
     TileVisibility seen = visibility(of, begin, end);
+    if (hidden_by_score_ != nullptr && end - begin <= block && hidden_by_score_(score_, of, begin, end))
+      return {begin, end, TileVisibility::none};
     if (seen != TileVisibility::partial) return {begin, end, seen};
     trim(grain, [&](Index from, Index to) { return visibility(of, from, to); });
     const Index n = end - begin;
@@ -276,10 +284,14 @@ template <class A> class AnyMask {
   }
 
  private:
-  static constexpr Index block = 128;  ///< keys that a mask without a tile() is asked about at once
+  static constexpr Index block = 128;  ///< keys that a mask without a tile(), or a table, is asked about at once
 
   template <class M> static TileVisibility tile_of(const void* mask, const TileQueries& of, Index begin, Index end) {
     return tile_on_host(*static_cast<const M*>(mask), of, begin, end);
+  }
+
+  template <class S> static bool hidden_by(const void* score, const TileQueries& of, Index begin, Index end) {
+    return hides_all(LastTable<S>::of(*static_cast<const S*>(score)), of, begin, end);
   }
 
   /// One query, or a register of them, whose first column is s.
@@ -295,6 +307,8 @@ template <class A> class AnyMask {
   }
 
   const void* mask_;
+  const void* score_ = nullptr;
+  bool (*hidden_by_score_)(const void*, const TileQueries&, Index, Index) = nullptr;
   TileVisibility (*tile_)(const void*, const TileQueries&, Index, Index);
   PolicyKernel<A> hide_, look_;
   Index least_ = 1;  ///< keys to ask of at a time
@@ -370,7 +384,7 @@ using AnyCall = AttendCall<T, AnyKv<Stored>, AnyMask<Accumulator<T>>, AnyScore<A
 template <class T, class Source, class M, class S>
 AnyCall<T, typename Source::Scalar> any_call(const AttendCall<T, Source, M, S>& call, IsaLevel level) {
   using A = Accumulator<T>;
-  return call.with(AnyKv<typename Source::Scalar>(call.kv), AnyMask<A>(call.mask, level),
+  return call.with(AnyKv<typename Source::Scalar>(call.kv), AnyMask<A>(call.mask, level, call.score),
                    AnyScore<A>(call.score, level));
 }
 
