@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <iterator>
 #include <limits>
 #include <type_traits>
 #include <utility>
@@ -100,16 +101,25 @@ template <class X, class Y> struct LastTable<Chain<X, Y>> {
   static const auto& of(const Chain<X, Y>& score) { return LastTable<Y>::of(score.second); }
 };
 
-/// Whether a table hides queries × keys [begin, end). Its first number decides, unless it is −∞.
+/// Whether a table hides queries × keys [begin, end). Most often its first number tells that it does not.
 template <class B> bool hides_all(const AdditiveBias<B>& table, const TileQueries& of, Index begin, Index end) {
   using A = Accumulator<B>;
   const TensorView<const B, 4>& numbers = table.bias;
-  const Index rows = numbers.stride[2] == 0 ? std::min(of.count, Index{1}) : of.count;
-  const Index columns = numbers.stride[3] == 0 ? std::min(end - begin, Index{1}) : end - begin;
-  for (Index r = 0; r < rows; ++r)
-    for (Index k = begin; k < begin + columns; ++k)
-      if (static_cast<A>(numbers(of.b, of.h, of.begin + r - table.origin[of.b], k)) != minus_infinity<A>())
-        return false;
+  Index rows = numbers.stride[2] == 0 ? std::min(of.count, Index{1}) : of.count;
+  Index columns = numbers.stride[3] == 0 ? std::min(end - begin, Index{1}) : end - begin;
+  std::ptrdiff_t by_row = numbers.stride[2], by_column = numbers.stride[3];
+  if (rows <= 0 || columns <= 0) return true;
+  if (by_column != 1 && by_row == 1) std::swap(rows, columns), std::swap(by_row, by_column);
+  const B* const corner = &numbers(of.b, of.h, of.begin - table.origin[of.b], begin);
+  for (Index r = 0; r < rows; ++r) {
+    const B* const row = corner + r * by_row;
+    if (static_cast<A>(*row) != minus_infinity<A>()) return false;
+    // All numbers of a row that lie together are the same if each is the one before it.
+    if (by_column == 1 && std::memcmp(row, row + 1, static_cast<std::size_t>(columns - 1) * sizeof(B)) != 0)
+      return false;
+    for (Index k = 1; by_column != 1 && k < columns; ++k)
+      if (static_cast<A>(row[k * by_column]) != minus_infinity<A>()) return false;
+  }
   return true;
 }
 
@@ -236,33 +246,33 @@ requires(contains_table<X>) struct SeenBody<A, Not<X>> {
 // ---- the bodies ----
 
 /// What a mask without a tile() shows of a patch, whose logits it does not know: s[0] ← 1 if a pair is shown and s[1] ←
-/// 1 if one is hidden. It ends when it has found both.
+/// 1 if one is hidden. It ends when both are 1.
 template <class A, class M> struct LookBody {
   template <class Isa> MHA_FLATTEN static void run(LogitPatch<A> p) {
-    constexpr int W = Vector<A, Isa>::width;
     using V = typename Vector<A, Isa>::int_type;
     using Int = typename Vector<A, Isa>::Int;
     constexpr Index few = 8;  // most masks that are of no shape show both here
+    const V one = V{} + 1;
     for (Index first = 0, n = 0; first < p.rows; first += n) {
       n = std::min(first == 0 ? few : rows_at_once<A, Isa>, p.rows - first);
       alignas(64) Flags<A, Isa> seen;
       SeenBody<A, M>::template run<Isa>(p, *static_cast<const M*>(p.policy), first, n, seen);
-      V some{}, all = ~V{};
+      V shown{}, hidden{};
       for (Index r = 0; r < n; ++r) {
         V row;
         load(row, reinterpret_cast<const Int*>(+seen[r]));
-        some = some | row;
-        all = all & row;
+        shown = shown | row;
+        hidden = hidden | (row ^ one);
       }
-      alignas(64) Int shown[std::size_t{W}], each[std::size_t{W}];
-      store(+shown, some);
-      store(+each, all);
-      for (int i = 1; i < W; ++i) {
-        shown[0] |= shown[i];
-        each[0] &= each[i];
+      std::uint64_t words[2][sizeof(V) / sizeof(std::uint64_t)], any[2] = {};
+      std::memcpy(words[0], &shown, sizeof(V));
+      std::memcpy(words[1], &hidden, sizeof(V));
+      for (std::size_t i = 0; i < std::size(words[0]); ++i) {
+        any[0] |= words[0][i];
+        any[1] |= words[1][i];
       }
-      if (shown[0] != 0) p.s[0] = A(1);
-      if (each[0] == 0) p.s[1] = A(1);
+      if (any[0] != 0) p.s[0] = A(1);
+      if (any[1] != 0) p.s[1] = A(1);
       if (p.s[0] + p.s[1] == A(2)) return;
     }
   }

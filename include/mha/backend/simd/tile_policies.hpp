@@ -189,9 +189,10 @@ template <class A> class PolicyKernel {
   }
 
   /// What a kernel that looks at a mask finds of queries × keys [begin, end): by registers of queries, of which the
-  /// last begins early where it would not be full, or else of keys. It asks for no pair beyond the call.
-  TileVisibility look(const void* mask, const TileQueries& of, Index begin, Index end) const {
-    A found[2] = {};  // a pair that is shown, one that is hidden
+  /// last begins early where it would not be full, or else of keys. It asks for no pair beyond the call. Where only
+  /// `none` is of interest, one pair that is shown ends it.
+  TileVisibility look(const void* mask, const TileQueries& of, Index begin, Index end, bool only_none = false) const {
+    A found[2] = {A(0), A(only_none)};  // a pair that is shown, one that is hidden
     Index queries[std::size_t{widest}], keys[std::size_t{widest}];
     const auto both = [&] { return found[0] + found[1] == A(2); };
     if (of.count >= width_) {
@@ -261,9 +262,9 @@ template <class A> class AnyMask {
     trim(grain, [&](Index from, Index to) { return visibility(of, from, to); });
     const Index n = end - begin;
     if (!look_.exists() || n > block || n * of.count < block) return {begin, end, seen};
-    seen = look_.look(mask_, of, begin, end);
+    seen = look_.look(mask_, of, begin, end, n <= part);
     if (seen == TileVisibility::partial && part * of.count >= block)
-      trim(part, [&](Index from, Index to) { return look_.look(mask_, of, from, to); });
+      trim(part, [&](Index from, Index to) { return look_.look(mask_, of, from, to, true); });
     return {begin, end, seen};
   }
 
