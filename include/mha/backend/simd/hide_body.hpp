@@ -8,15 +8,11 @@
 #include <iterator>
 #include <limits>
 #include <type_traits>
-#include <utility>
 
-#include "../../core/scalar.hpp"
 #include "../../policy/mask.hpp"
 #include "../../policy/mask/dense.hpp"
-#include "../../policy/score.hpp"
-#include "../../policy/score/additive_bias.hpp"
+#include "hidden_tiles.hpp"
 #include "isa.hpp"
-#include "tile_lanes.hpp"
 #include "transpose.hpp"
 #include "vector.hpp"
 
@@ -35,95 +31,6 @@ template <class A> struct LogitPatch {
   Index q_step, k_step;
   A scale;  ///< of scores: from dot products to logits
 };
-
-// ---- a mask that contains a table ----
-
-template <class M> constexpr bool contains_table = false;
-template <> inline constexpr bool contains_table<Dense> = true;
-template <class X, class Y> constexpr bool contains_table<And<X, Y>> = contains_table<X> || contains_table<Y>;
-template <class X, class Y> constexpr bool contains_table<Or<X, Y>> = contains_table<X> || contains_table<Y>;
-template <class X> constexpr bool contains_table<Not<X>> = contains_table<X>;
-
-/// What the mask says of queries × keys [begin, end). The bytes of a table are compared, which takes little beside
-/// computing the pairs; a mask's own tile(), which a GPU calls too, reads none.
-template <class M> TileVisibility tile_on_host(const M& mask, const TileQueries& of, Index begin, Index end) {
-  return tile(mask, of.b, of.h, of.begin, of.begin + of.count, begin, end);
-}
-inline TileVisibility tile_on_host(const Dense& mask, const TileQueries& of, Index begin, Index end) {
-  const TensorView<const bool, 4>& table = mask.visible;
-  const Index first = of.begin - mask.origin[of.b];
-  Index rows = table.stride[2] == 0 ? std::min(of.count, Index{1}) : of.count, columns = end - begin;
-  std::ptrdiff_t by_row = table.stride[2], by_column = table.stride[3];
-  if (by_column == 0) columns = std::min(columns, Index{1});
-  if (by_column != 1 && by_row == 1) std::swap(rows, columns), std::swap(by_row, by_column);
-  if (rows <= 0 || columns <= 0) return TileVisibility::none;
-  if (by_column != 1 && columns > 1) return TileVisibility::partial;
-  const bool* const corner = &table(of.b, of.h, first, begin);
-  const bool seen = *corner;
-  for (Index r = 0; r < rows; ++r) {
-    const bool* const row = corner + r * by_row;
-    // All bytes are the same if each is the one before it.
-    if (*row != seen || std::memcmp(row, row + 1, static_cast<std::size_t>(columns - 1)) != 0)
-      return TileVisibility::partial;
-  }
-  return seen ? TileVisibility::full : TileVisibility::none;
-}
-template <class X, class Y>
-requires(contains_table<And<X, Y>>) TileVisibility
-    tile_on_host(const And<X, Y>& mask, const TileQueries& of, Index begin, Index end) {
-  const TileVisibility x = tile_on_host(mask.a, of, begin, end);
-  return x == TileVisibility::none ? x : std::min(x, tile_on_host(mask.b, of, begin, end));
-}
-template <class X, class Y>
-requires(contains_table<Or<X, Y>>) TileVisibility
-    tile_on_host(const Or<X, Y>& mask, const TileQueries& of, Index begin, Index end) {
-  const TileVisibility x = tile_on_host(mask.a, of, begin, end);
-  return x == TileVisibility::full ? x : std::max(x, tile_on_host(mask.b, of, begin, end));
-}
-template <class X>
-requires(contains_table<X>) TileVisibility
-    tile_on_host(const Not<X>& mask, const TileQueries& of, Index begin, Index end) {
-  const TileVisibility x = tile_on_host(mask.a, of, begin, end);
-  return x == TileVisibility::none ? TileVisibility::full : x == TileVisibility::full ? TileVisibility::none : x;
-}
-
-// ---- a table of −∞ ----
-
-/// Whether the last of the scores is a table, which hides a pair whose number is −∞, whatever its logit; and that
-/// table.
-template <class S> struct LastTable { static constexpr bool exists = false; };
-template <class B> struct LastTable<AdditiveBias<B>> {
-  static constexpr bool exists = true;
-  static const AdditiveBias<B>& of(const AdditiveBias<B>& score) { return score; }
-};
-template <class X, class Y> struct LastTable<Chain<X, Y>> {
-  static constexpr bool exists = LastTable<Y>::exists;
-  static const auto& of(const Chain<X, Y>& score) { return LastTable<Y>::of(score.second); }
-};
-
-/// Whether a table hides queries × keys [begin, end). Most often its first number tells that it does not.
-template <class B> bool hides_all(const AdditiveBias<B>& table, const TileQueries& of, Index begin, Index end) {
-  using A = Accumulator<B>;
-  const TensorView<const B, 4>& numbers = table.bias;
-  Index rows = numbers.stride[2] == 0 ? std::min(of.count, Index{1}) : of.count;
-  Index columns = numbers.stride[3] == 0 ? std::min(end - begin, Index{1}) : end - begin;
-  std::ptrdiff_t by_row = numbers.stride[2], by_column = numbers.stride[3];
-  if (rows <= 0 || columns <= 0) return true;
-  if (by_column != 1 && by_row == 1) std::swap(rows, columns), std::swap(by_row, by_column);
-  const B* const corner = &numbers(of.b, of.h, of.begin - table.origin[of.b], begin);
-  for (Index r = 0; r < rows; ++r) {
-    const B* const row = corner + r * by_row;
-    if (static_cast<A>(*row) != minus_infinity<A>()) return false;
-    // All numbers of a row that lie together are the same if each is the one before it.
-    if (by_column == 1 && std::memcmp(row, row + 1, static_cast<std::size_t>(columns - 1) * sizeof(B)) != 0)
-      return false;
-    for (Index k = 1; by_column != 1 && k < columns; ++k)
-      if (static_cast<A>(row[k * by_column]) != minus_infinity<A>()) return false;
-  }
-  return true;
-}
-
-// ---- the mask ----
 
 /// A flag of a pair, as wide as its logit.
 template <class A> using Flag = std::conditional_t<sizeof(A) == 4, std::int32_t, std::int64_t>;

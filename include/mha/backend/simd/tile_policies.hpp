@@ -13,6 +13,7 @@
 #include "../../policy/score.hpp"
 #include "../../policy/score/additive_bias.hpp"
 #include "../backend.hpp"
+#include "hidden_tiles.hpp"
 #include "hide_body.hpp"
 #include "isa.hpp"
 #include "tile_lanes.hpp"
