@@ -24,6 +24,7 @@
 #include "../core/check.hpp"
 #include "cpu_count.hpp"
 #include "pool.hpp"
+#include "sleeping_place.hpp"
 
 /// The threads behind a Pool, and how they wait.
 namespace mha::inline MHA_NAMESPACE::detail {
@@ -108,6 +109,7 @@ struct Crew {
   std::atomic<Index> asleep{0};
   alignas(64) std::mutex turn, mutex;
   std::condition_variable wake, done;
+  SleepingPlace* sleeping = nullptr;
   std::vector<std::thread> threads;
   PoolJob* job = nullptr;  // for the threads that work on it
   bool spins = false;
@@ -165,13 +167,17 @@ struct Crew {
     // A thread counts itself before it looks at the gate for the last time: one of both sees the other.
     const Index sleepers = asleep.load();
     if (sleepers == 0) return;
-    { const std::lock_guard<std::mutex> lock(mutex); }
+    {
+      const std::lock_guard<std::mutex> lock(mutex);
+      SleepingPlace::bar_this_processor(sleeping);
+    }
     if (tasks >= sleepers) return wake.notify_all();
     for (Index i = 0; i < tasks; ++i) wake.notify_one();
   }
 
   void serve(Index worker, std::uint64_t seen) {
     inside = true;
+    SleepingPlace place;
     Patience patience(spins);
     while (!stop) {
       std::uint64_t now = gate.load();
@@ -187,9 +193,13 @@ struct Crew {
         patience = Patience(spins);
       } else if (!patience.again()) {
         std::unique_lock<std::mutex> lock(mutex);
+        place.enter(sleeping);
         asleep.fetch_add(1);
         wake.wait(lock, [&] { return stop || gate.load() / next_job != seen; });
         asleep.fetch_sub(1);
+        place.leave(sleeping);
+        lock.unlock();
+        place.lift_bar();
       }
     }
   }

@@ -44,6 +44,30 @@ TEST(Crew, WakesFromEveryDepthOfSleep) {
   }
 }
 
+#if MHA_MOVES_SLEEPERS
+TEST(Crew, LeavesItsThreadsTheirProcessors) {
+  const auto processors = [] {
+    cpu_set_t set;
+    EXPECT_EQ(::pthread_getaffinity_np(::pthread_self(), sizeof set, &set), 0);
+    return set;
+  };
+  const cpu_set_t usual = processors();
+  Pool pool(3);
+  for (int round = 0; round < 4; ++round) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    std::atomic<int> arrived{0}, other{0};
+    auto task = [&](Index, Index) {
+      const cpu_set_t here = processors();
+      other += CPU_EQUAL(&here, &usual) ? 0 : 1;
+      ++arrived;
+      while (arrived < 3) std::this_thread::yield();
+    };
+    pool.run(3, task);
+    EXPECT_EQ(other, 0);
+  }
+}
+#endif
+
 TEST(Crew, SleepsUntilASlowTaskOfAnotherThreadIsDone) {
   Pool pool(2);
   for (const int milliseconds : {0, 1, 30}) {
