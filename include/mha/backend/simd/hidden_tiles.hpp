@@ -41,13 +41,7 @@ template <class X> struct TableTile {
   }
 };
 
-// ---- a mask that contains a table of booleans ----
-
-template <class M> constexpr bool contains_table = false;
-template <> inline constexpr bool contains_table<Dense> = true;
-template <class X, class Y> constexpr bool contains_table<And<X, Y>> = contains_table<X> || contains_table<Y>;
-template <class X, class Y> constexpr bool contains_table<Or<X, Y>> = contains_table<X> || contains_table<Y>;
-template <class X> constexpr bool contains_table<Not<X>> = contains_table<X>;
+// ---- tables of booleans ----
 
 /// What the mask says of queries × keys [begin, end). The bytes of a table are compared, which takes little beside
 /// computing the pairs; a mask's own tile(), which a GPU calls too, reads none.
@@ -82,7 +76,7 @@ requires(contains_table<X>) TileVisibility
   return x == TileVisibility::none ? TileVisibility::full : x == TileVisibility::full ? TileVisibility::none : x;
 }
 
-// ---- a table of numbers ----
+// ---- tables of numbers ----
 
 /// Whether the last of the scores is a table, which hides a pair whose number is −∞, whatever its logit; and that
 /// table.

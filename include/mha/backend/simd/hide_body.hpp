@@ -11,7 +11,6 @@
 
 #include "../../policy/mask.hpp"
 #include "../../policy/mask/dense.hpp"
-#include "hidden_tiles.hpp"
 #include "isa.hpp"
 #include "transpose.hpp"
 #include "vector.hpp"

@@ -71,4 +71,15 @@ struct Dense {
   }
 };
 
+namespace detail {
+
+/// Whether a mask is a Dense or is composed of one.
+template <class M> constexpr bool contains_table = false;
+template <> inline constexpr bool contains_table<Dense> = true;
+template <class X, class Y> constexpr bool contains_table<And<X, Y>> = contains_table<X> || contains_table<Y>;
+template <class X, class Y> constexpr bool contains_table<Or<X, Y>> = contains_table<X> || contains_table<Y>;
+template <class X> constexpr bool contains_table<Not<X>> = contains_table<X>;
+
+}  // namespace detail
+
 }  // namespace mha::inline MHA_NAMESPACE
