@@ -27,7 +27,6 @@ class SleepingPlace {
     first = this;
 #if MHA_MOVES_SLEEPERS
     thread_ = ::pthread_self();
-    if (::pthread_getaffinity_np(thread_, sizeof usual_, &usual_) != 0) CPU_ZERO(&usual_);
 #endif
   }
   /// The sleeper has woken.
@@ -46,10 +45,12 @@ class SleepingPlace {
 #endif
   }
 
-  /// By the sleeper, when it has left.
+  /// By the sleeper, when it has left. What somebody else has set since, stays.
   void lift_bar() {
 #if MHA_MOVES_SLEEPERS
-    if (barred_) ::pthread_setaffinity_np(thread_, sizeof usual_, &usual_);
+    cpu_set_t now;
+    if (barred_ && processors(now) && CPU_EQUAL(&now, &others_))
+      ::pthread_setaffinity_np(thread_, sizeof usual_, &usual_);
     barred_ = false;
 #endif
   }
@@ -57,16 +58,22 @@ class SleepingPlace {
  private:
   SleepingPlace* next_ = nullptr;
 #if MHA_MOVES_SLEEPERS
+  bool processors(cpu_set_t& to) const { return ::pthread_getaffinity_np(thread_, sizeof to, &to) == 0; }
+
   void bar(int cpu) {
+    cpu_set_t now;
+    if (cpu < 0 || !processors(now)) return;
+    if (!barred_ || !CPU_EQUAL(&now, &others_)) usual_ = now;
     cpu_set_t others = usual_;
-    if (cpu >= 0) CPU_CLR(static_cast<unsigned>(cpu), &others);
-    // Refused where there is no other one.
-    if (::pthread_setaffinity_np(thread_, sizeof others, &others) == 0) barred_ = true;
+    CPU_CLR(static_cast<unsigned>(cpu), &others);
+    if (::pthread_setaffinity_np(thread_, sizeof others, &others) != 0) return;  // it may run on no other one
+    others_ = others;
+    barred_ = true;
   }
 
   pthread_t thread_{};
-  cpu_set_t usual_;  // the processors that the thread may run on
   bool barred_ = false;
+  cpu_set_t usual_, others_;  // on which the thread may run, without the bar and with it
 #endif
 };
 

@@ -63,6 +63,7 @@ class Sleeper {
   ~Sleeper() { thread_.join(); }
 
   cpu_set_t asleep() { return processors_of(thread_.native_handle()); }
+  void give(const cpu_set_t& to) { EXPECT_EQ(::pthread_setaffinity_np(thread_.native_handle(), sizeof to, &to), 0); }
   void bar() {
     const std::lock_guard<std::mutex> lock(mutex_);
     SleepingPlace::bar_this_processor(first_);
@@ -101,6 +102,32 @@ TEST(SleepingPlace, BarsTheProcessorOfTheOneThatWakesUntilTheSleeperHasWoken) {
   }
   const cpu_set_t after = sleeper.wake();
   EXPECT_TRUE(CPU_EQUAL(&after, &usual));
+}
+
+TEST(SleepingPlace, KeepsTheProcessorsThatSomebodyElseGivesTheSleeper) {
+  const cpu_set_t usual = processors_of(::pthread_self());
+  if (CPU_COUNT(&usual) < 2) GTEST_SKIP() << "there is one processor";
+  for (const bool before : {true, false}) {
+    Sleeper sleeper;
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    const auto give_one = [&](cpu_set_t from) {
+      unsigned cpu = 0;
+      while (!CPU_ISSET(cpu, &from)) ++cpu;
+      CPU_SET(cpu, &one);
+      sleeper.give(one);
+    };
+    if (before) give_one(usual);
+    sleeper.bar();
+    if (!before) {
+      const cpu_set_t barred = sleeper.asleep();
+      cpu_set_t other;
+      CPU_XOR(&other, &barred, &usual);
+      give_one(other);
+    }
+    const cpu_set_t after = sleeper.wake();
+    EXPECT_TRUE(CPU_EQUAL(&after, &one)) << before;
+  }
 }
 
 /// A thread on one processor stays there, and is woken from it.

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
+#include <limits>
 #include <utility>
 
 #include "../../core/scalar.hpp"
@@ -78,11 +79,11 @@ requires(contains_table<X>) TileVisibility
 
 // ---- tables of numbers ----
 
-/// Whether the last of the scores is a table, which hides a pair whose number is −∞, whatever its logit; and that
-/// table.
+/// Whether the last of the scores is a table of numbers that have an infinity, which hides a pair whose number is −∞,
+/// whatever its logit; and that table.
 template <class S> struct LastTable { static constexpr bool exists = false; };
 template <class B> struct LastTable<AdditiveBias<B>> {
-  static constexpr bool exists = true;
+  static constexpr bool exists = std::numeric_limits<Accumulator<B>>::has_infinity;
   static const AdditiveBias<B>& of(const AdditiveBias<B>& score) { return score; }
 };
 template <class X, class Y> struct LastTable<Chain<X, Y>> {

@@ -118,6 +118,7 @@ TEST(TableOfMinusInfinity, IsTheLastOfTheScores) {
   using CappedBehind = mha::Chain<Bias, mha::SoftCap>;
   EXPECT_TRUE(simd::LastTable<Bias>::exists && simd::LastTable<Capped>::exists);
   EXPECT_FALSE(simd::LastTable<mha::SoftCap>::exists || simd::LastTable<CappedBehind>::exists);
+  EXPECT_FALSE(simd::LastTable<mha::AdditiveBias<int>>::exists) << "no integer is infinite";
   const Capped chain{mha::SoftCap{2}, Bias{}};
   EXPECT_EQ(&simd::LastTable<Capped>::of(chain), &chain.second);
 }
