@@ -112,7 +112,7 @@ struct Crew {
   SleepingPlace* sleeping = nullptr;
   std::vector<std::thread> threads;
   PoolJob* job = nullptr;  // for the threads that work on it
-  bool spins = false;
+  bool spins = false, moves_sleepers = false;
   std::atomic<bool> stop{false};
   static inline thread_local bool inside = false;  // a task that is shared
   const unsigned process = ForkCount::now();
@@ -150,7 +150,10 @@ struct Crew {
   std::uint64_t active() const { return gate.load() & active_threads; }
 
   void start(Index size) {
-    if (threads.empty()) spins = size <= usable_cpus();
+    if (threads.empty()) {
+      spins = size <= usable_cpus();
+      moves_sleepers = MHA_MOVES_SLEEPERS && size > 1 && unfiltered(text_of_file("/proc/self/status"));
+    }
     while (static_cast<Index>(threads.size()) + 1 < size) {
       const Index worker = static_cast<Index>(threads.size()) + 1;
       MHA_TRY {
@@ -167,11 +170,12 @@ struct Crew {
     // A thread counts itself before it looks at the gate for the last time: one of both sees the other.
     const Index sleepers = asleep.load();
     if (sleepers == 0) return;
+    const bool all = tasks >= sleepers;
     {
       const std::lock_guard<std::mutex> lock(mutex);
-      SleepingPlace::bar_this_processor(sleeping);
+      if (moves_sleepers && all && sleepers <= SleepingPlace::most) SleepingPlace::bar_this_processor(sleeping);
     }
-    if (tasks >= sleepers) return wake.notify_all();
+    if (all) return wake.notify_all();
     for (Index i = 0; i < tasks; ++i) wake.notify_one();
   }
 
@@ -195,7 +199,10 @@ struct Crew {
         std::unique_lock<std::mutex> lock(mutex);
         place.enter(sleeping);
         asleep.fetch_add(1);
-        wake.wait(lock, [&] { return stop || gate.load() / next_job != seen; });
+        while (!stop && gate.load() / next_job == seen) {
+          wake.wait(lock);
+          if (gate.load() / next_job == seen) place.lift_bar();  // woken for a job that it has seen
+        }
         asleep.fetch_sub(1);
         place.leave(sleeping);
         lock.unlock();

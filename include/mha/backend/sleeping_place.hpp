@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <string_view>
+
 #if defined(__linux__) && !defined(__ANDROID__)
 #define MHA_MOVES_SLEEPERS 1
 #include <pthread.h>
@@ -13,10 +15,17 @@
 
 namespace mha::inline MHA_NAMESPACE::detail {
 
+/// Whether no seccomp filter forbids this process calls to the system, by /proc/self/status; where one does, a call may
+/// end the process.
+inline bool unfiltered(std::string_view status) {
+  constexpr std::string_view key = "\nSeccomp:\t0\n";
+  return status.find(key) != status.npos;
+}
+
 /// Where a thread of a crew sleeps. Linux tends to wake a thread on the processor of the one that wakes it, behind
 /// which it then waits for milliseconds, although others are idle: where processors share no cache, as in small virtual
 /// machines, or were all busy until lately. So the one that wakes bars its own processor to the sleepers, which then
-/// wake where they fell asleep, and each sleeper lifts the bar. On other systems this does nothing.
+/// wake on others, and each lifts the bar. On other systems this does nothing.
 class SleepingPlace {
  public:
   // Under the mutex that the sleepers wait with.
@@ -24,6 +33,8 @@ class SleepingPlace {
   /// The sleeper is about to sleep; those that sleep are linked from `first` on.
   void enter(SleepingPlace*& first) {
     next_ = first;
+    before_ = nullptr;
+    if (first != nullptr) first->before_ = this;
     first = this;
 #if MHA_MOVES_SLEEPERS
     thread_ = ::pthread_self();
@@ -31,21 +42,20 @@ class SleepingPlace {
   }
   /// The sleeper has woken.
   void leave(SleepingPlace*& first) {
-    SleepingPlace** link = &first;
-    while (*link != this) link = &(*link)->next_;
-    *link = next_;
+    (before_ != nullptr ? before_->next_ : first) = next_;
+    if (next_ != nullptr) next_->before_ = before_;
   }
-  /// The processor of the calling thread is barred to those that sleep, of many to the last ones to fall asleep: each
-  /// takes a microsecond or two.
+  /// The processor of the calling thread is barred to all that sleep, who are about to be woken.
   static void bar_this_processor([[maybe_unused]] SleepingPlace* first) {
 #if MHA_MOVES_SLEEPERS
-    constexpr int most = 16;
     const int here = ::sched_getcpu();
-    for (int i = 0; i < most && first != nullptr; ++i, first = first->next_) first->bar(here);
+    for (; first != nullptr; first = first->next_) first->bar(here);
 #endif
   }
+  /// So many at most: each takes a microsecond or two.
+  static constexpr Index most = 16;
 
-  /// By the sleeper, when it has left. What somebody else has set since, stays.
+  /// By the sleeper, when it is awake. What somebody else has set since, stays.
   void lift_bar() {
 #if MHA_MOVES_SLEEPERS
     cpu_set_t now;
@@ -56,7 +66,7 @@ class SleepingPlace {
   }
 
  private:
-  SleepingPlace* next_ = nullptr;
+  SleepingPlace *next_ = nullptr, *before_ = nullptr;
 #if MHA_MOVES_SLEEPERS
   bool processors(cpu_set_t& to) const { return ::pthread_getaffinity_np(thread_, sizeof to, &to) == 0; }
 

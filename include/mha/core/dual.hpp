@@ -81,8 +81,7 @@ template <class T, int N = 1> struct Dual {
   }
   template <Arithmetic A> friend MHA_HOST_DEVICE constexpr Dual operator/(const Dual& a, A b) {
     Dual r(a.value / static_cast<T>(b));
-    const T inverse = T(1) / static_cast<T>(b);  // one for all logits of a tile, where b is a constant
-    for (int i = 0; i < N; ++i) r.derivative[i] = a.derivative[i] * inverse;
+    for (int i = 0; i < N; ++i) r.derivative[i] = a.derivative[i] / static_cast<T>(b);
     return r;
   }
   MHA_HOST_DEVICE constexpr Dual& operator+=(const Dual& b) { return *this = *this + b; }

@@ -80,10 +80,6 @@ template <class P, class Ready> constexpr void check_prepared() {
                 "or write prepared() too (see mha/policy/mask.hpp)");
 }
 
-}  // namespace detail
-
-namespace detail {
-
 /// Whether M has a tile() that is about its own operator().
 template <class M>
 concept TellsTiles = !InheritsTile<M> && requires(const M& mask, Index i) {

@@ -31,6 +31,15 @@ TEST(SleepingPlace, IsLeftInAnyOrder) {
   EXPECT_EQ(first, nullptr);
 }
 
+TEST(SleepingPlace, KnowsOfAFilterOfCallsToTheSystem) {
+  using mha::detail::unfiltered;
+  EXPECT_TRUE(unfiltered("Name:\tx\nNoNewPrivs:\t0\nSeccomp:\t0\nSeccomp_filters:\t0\n"));
+  EXPECT_FALSE(unfiltered("Name:\tx\nNoNewPrivs:\t0\nSeccomp:\t2\nSeccomp_filters:\t1\n"));
+  EXPECT_FALSE(unfiltered("Name:\tx\nSeccomp:\t1\n"));
+  EXPECT_FALSE(unfiltered("Name:\tSeccomp:\t0\nSeccomp:\t2\n"));
+  EXPECT_FALSE(unfiltered("")) << "no /proc";
+}
+
 #if MHA_MOVES_SLEEPERS
 
 cpu_set_t processors_of(pthread_t thread) {

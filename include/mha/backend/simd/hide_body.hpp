@@ -152,12 +152,13 @@ requires(contains_table<X>) struct SeenBody<A, Not<X>> {
 // ---- the bodies ----
 
 /// What a mask without a tile() shows of a patch, whose logits it does not know: s[0] ← 1 if a pair is shown and s[1] ←
-/// 1 if one is hidden. It ends when both are 1.
+/// 1 if one is hidden; it stops once both are 1.
 template <class A, class M> struct LookBody {
   template <class Isa> MHA_FLATTEN static void run(LogitPatch<A> p) {
     using V = typename Vector<A, Isa>::int_type;
     using Int = typename Vector<A, Isa>::Int;
-    constexpr Index few = 8;  // most masks that are of no shape show both here
+    // Most masks that are of no shape show both in the first of a few queries or keys, whichever are in lanes.
+    const Index few = p.k_step > 1 ? 1 : 8;
     const V one = V{} + 1;
     for (Index first = 0, n = 0; first < p.rows; first += n) {
       n = std::min(first == 0 ? few : rows_at_once<A, Isa>, p.rows - first);
