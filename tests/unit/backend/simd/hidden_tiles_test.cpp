@@ -18,8 +18,9 @@ namespace {
 namespace simd = mha::detail::simd;
 using mha::Index;
 using mha::TileVisibility;
-using unit::batch, unit::heads, unit::queries, unit::keys, unit::origin, unit::n;
-using unit::for_each_mask, unit::Layout, unit::layouts, unit::Table, unit::TableOf;
+using unit::tables::batch, unit::tables::heads, unit::tables::queries, unit::tables::keys, unit::tables::origin;
+using unit::tables::for_each_mask, unit::tables::Layout, unit::tables::layouts, unit::tables::n, unit::tables::Table,
+    unit::tables::TableOf;
 
 /// What a mask says of each pair of a rectangle.
 template <class M>

@@ -20,8 +20,8 @@ namespace simd = mha::detail::simd;
 using mha::Index;
 using mha::TileVisibility;
 
-using unit::batch, unit::heads, unit::queries, unit::keys, unit::origin, unit::n;
-using unit::for_each_mask, unit::Layout, unit::layouts, unit::Table;
+using unit::tables::batch, unit::tables::heads, unit::tables::queries, unit::tables::keys, unit::tables::origin;
+using unit::tables::for_each_mask, unit::tables::Layout, unit::tables::layouts, unit::tables::n, unit::tables::Table;
 
 template <class T> class HideBodyOf : public testing::Test {};
 using Scalars = testing::Types<float, double>;

@@ -10,7 +10,7 @@
 #include <mha/policy/mask/dense.hpp>
 #include <mha/policy/mask/positional.hpp>
 
-namespace unit {
+namespace unit::tables {
 
 using mha::Index;
 
@@ -75,4 +75,4 @@ template <class F> void for_each_mask(const mha::Dense& table, F&& f) {
   f(!(window && !table) && causal);
 }
 
-}  // namespace unit
+}  // namespace unit::tables
