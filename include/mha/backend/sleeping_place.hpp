@@ -22,10 +22,10 @@ inline bool unfiltered(std::string_view status) {
   return status.find(key) != status.npos;
 }
 
-/// Where a thread of a crew sleeps. Linux tends to wake a thread on the processor of the one that wakes it, behind
-/// which it then waits for milliseconds, although others are idle: where processors share no cache, as in small virtual
-/// machines, or were all busy until lately. So the one that wakes bars its own processor to the sleepers, which then
-/// wake on others, and each lifts the bar. On other systems this does nothing.
+/// Where a thread of a crew sleeps. Linux may wake a thread on the processor of the one that wakes it, behind which it
+/// then waits for milliseconds although another one is idle, as in a virtual machine of two processors after a pause of
+/// 20 ms. So the one that wakes bars its own processor to the sleepers, which then wake on others, and each lifts the
+/// bar. On other systems this does nothing.
 class SleepingPlace {
  public:
   // Under the mutex that the sleepers wait with.
