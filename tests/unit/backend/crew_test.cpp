@@ -66,6 +66,31 @@ TEST(Crew, LeavesItsThreadsTheirProcessors) {
     EXPECT_EQ(other, 0);
   }
 }
+
+TEST(Crew, LeavesThoseThatItDoesNotWakeTheirProcessors) {
+  constexpr std::size_t size = 6;
+  Pool pool(size);
+  pthread_t threads[size];
+  std::atomic<std::size_t> arrived{0};
+  auto meet = [&](Index, Index worker) {
+    threads[static_cast<std::size_t>(worker)] = ::pthread_self();
+    ++arrived;
+    while (arrived < size) std::this_thread::yield();
+  };
+  pool.run(size, meet);
+  cpu_set_t usual;
+  ASSERT_EQ(::pthread_getaffinity_np(::pthread_self(), sizeof usual, &usual), 0);
+  auto nothing = [](Index, Index) {};
+  for (int round = 0; round < 5; ++round) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(3));
+    pool.run(2, nothing);
+    for (const pthread_t thread : threads) {
+      cpu_set_t now;
+      ASSERT_EQ(::pthread_getaffinity_np(thread, sizeof now, &now), 0);
+      EXPECT_TRUE(CPU_EQUAL(&now, &usual));
+    }
+  }
+}
 #endif
 
 TEST(Crew, SleepsUntilASlowTaskOfAnotherThreadIsDone) {

@@ -3,7 +3,6 @@
 #include <mutex>
 #include <optional>
 #include <thread>
-#include <vector>
 
 #include <gtest/gtest.h>
 

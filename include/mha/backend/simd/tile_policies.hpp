@@ -258,7 +258,7 @@ template <class A> class AnyMask {
       while (end - step > begin && says(end - step, end) == TileVisibility::none) end -= step;
     };
     TileVisibility seen = visibility(of, begin, end);
-    // What the mask hides of a table is not read: it may never have been written.
+    // Of a tile that the mask hides the table is not read: it may never have been written.
     if (seen != TileVisibility::none && hidden_by_score_ != nullptr && end - begin <= block &&
         hidden_by_score_(score_, of, begin, end))
       return {begin, end, TileVisibility::none};

@@ -283,6 +283,28 @@ TYPED_TEST(TilePolicies, LooksAtEveryHeadAndAtMasksThatAreComposed) {
   });
 }
 
+TYPED_TEST(TilePolicies, SkipsATileWhereTheLastScoreIsATableOfMinusInfinity) {
+  using T = TypeParam;
+  using Bias = mha::AdditiveBias<T>;
+  constexpr T infinity = std::numeric_limits<T>::infinity();
+  mha::Tensor<T, 4> table(1, 1, 8, 256);
+  for (Index i = 0; i < 8; ++i)
+    for (Index k = 0; k < 256; ++k) table(0, 0, i, k) = k < 64 ? -infinity : T(0);
+  mha::AttendCall<T, mha::ContiguousKv<T>, mha::Full, Bias> call{};
+  call.score = Bias(table.view(), mha::Origins(5));
+  const auto level = mha::IsaLevel::baseline;
+  const simd::TileQueries of{0, 0, 5, 8};
+  const auto any = simd::any_call(call, level);
+  EXPECT_EQ(any.mask.visible(of, 0, 64, 8).seen, TileVisibility::none);
+  EXPECT_EQ(any.mask.visible(of, 0, 65, 8).seen, TileVisibility::full);
+  EXPECT_EQ(any.mask.visible(of, 64, 128, 8).seen, TileVisibility::full);
+  // Neither what the mask hides nor many keys at once are read of a table.
+  const Bias nowhere(mha::TensorView<const T, 4>{nullptr, {1, 1, 8, 256}, {0, 0, 256, 1}}, mha::Origins(5));
+  const mha::CausalTopLeft past;
+  EXPECT_EQ(simd::AnyMask<T>(past, level, nowhere).visible(of, 13, 64, 8).seen, TileVisibility::none);
+  EXPECT_EQ(simd::AnyMask<T>(past, level, nowhere).visible(of, 0, 129, 8).seen, TileVisibility::partial);
+}
+
 // Neither has a kernel of its own.
 TYPED_TEST(TilePolicies, FullHidesNothingAndNoScoreOnlyScales) {
   using T = TypeParam;
